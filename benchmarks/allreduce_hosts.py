@@ -49,19 +49,19 @@ def main() -> int:
     settings = [str(x) for x in (given.rounds, sleep, given.samples, given.width, given.layers)]
     try:
         with two_hosts(given.rate) as hosts:
-            said = hosts.run(__file__, *settings, timeout=900, ALLREDUCE_RANK="1")
+            output = hosts.run(__file__, *settings, timeout=900, ALLREDUCE_RANK="1")
     except Unable as e:
         print(f"not run: {e}", file=sys.stderr)
         return 1
-    result = json.loads(said[0].splitlines()[-1])
+    result = json.loads(output[0].splitlines()[-1])
     print(f"{given.layers} layers of {given.width} that {given.compute}; 2 hosts x 2 ranks, {given.rate} between hosts")
     print(f"measured links: {result['links']}")
-    print("\n".join(lines_of(result)))
+    print("\n".join(table_lines(result)))
     return 0
 
 
-def lines_of(result: dict[str, Any]) -> list[str]:
-    """The table, and what it says of the bars."""
+def table_lines(result: dict[str, Any]) -> list[str]:
+    """Format the table and compare it with the bounds."""
     from engine_peers.ratios import ratio
 
     times: dict[str, list[float]] = result["times"]
@@ -91,7 +91,7 @@ def lines_of(result: dict[str, Any]) -> list[str]:
 
 
 def rank() -> None:
-    """One rank: measure the links, take turns, and price."""
+    """Run one rank: measure the links, time all contestants in turns, and price them."""
     import torch
     import torch.distributed as dist
 
@@ -121,7 +121,7 @@ def rank() -> None:
 
 
 def _slowest(run: Callable[[], object]) -> float:
-    """Seconds of the slowest rank."""
+    """Time a step: seconds of the slowest rank."""
     import torch
     import torch.distributed as dist
 
@@ -134,7 +134,7 @@ def _slowest(run: Callable[[], object]) -> float:
 
 
 def _link(peer: int) -> tuple[float, float]:
-    """(alpha, bandwidth) between rank 0 and a peer, by the transport that carries gradients."""
+    """Measure (alpha, bandwidth) between rank 0 and a peer, over the transport of the gradients."""
     import torch
     import torch.distributed as dist
 
@@ -150,7 +150,7 @@ def _link(peer: int) -> tuple[float, float]:
 
 
 def make_job(seconds: float, samples: int, width: int, layers: int) -> Any:
-    """A plain stack of layers, which sleep that long in all, a third of it forward, or else compute."""
+    """Build a stack of layers that sleep for a total time, a third of it in the forward, or that compute."""
     import torch
     from torch import nn
 
@@ -175,7 +175,7 @@ def make_job(seconds: float, samples: int, width: int, layers: int) -> Any:
 
 
 def _sleeper(width: int, third: float) -> Any:
-    """A layer with a whole matrix of parameters that scales its input; it sleeps one third forward, two backward."""
+    """Build a layer with a matrix of parameters that scales its input; sleeps `third` forward, twice that backward."""
     import torch
     from torch import nn
 
@@ -203,7 +203,7 @@ def _sleeper(width: int, third: float) -> Any:
 
 
 def _theirs(job: Any, samples: int) -> tuple[Callable[[], object], Callable[[], object]]:
-    """A step of torch's DDP as users write it, without messages and with them."""
+    """Build a step of torch's DDP as users write it, without messages and with them."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -227,7 +227,7 @@ def _theirs(job: Any, samples: int) -> tuple[Callable[[], object], Callable[[], 
 
 
 def _priced(job: Any, links: dict[str, tuple[float, float]], silent: float) -> dict[str, Any]:
-    """The planner's price of every algorithm, and its choice, on devices whose step without messages takes `silent`."""
+    """Price every algorithm as the planner does; devices take `silent` for a step without messages."""
     from drumline.clusters import Cluster, DeviceSpec, Link, Network, Node
     from drumline.core.units import format_rate, format_seconds
     from drumline.costs import OperatorCostModel

@@ -5,8 +5,8 @@
 Ranks are started by each MPI's own mpiexec. In each start the contestants of these ranks (gloo, shm and that MPI) take
 turns of a tenth of a second on the same buffer, so that all see the same machine; starts of the two MPIs alternate.
 Printed are medians, and ratios of the medians of the same start. Open MPI comes with `pip install 'drumline[test]'`;
-MPICH has files of the same names and stands apart: `pip install --prefix .venv/mpich --no-deps mpich`. One that is not
-there is left out.
+MPICH has files of the same names and is installed separately:
+`pip install --prefix .venv/mpich --no-deps mpich`. An MPI that is not installed is left out.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STARTERS = {
 
 
 def rank_main(name: str, store: str, seconds: float, out: str) -> None:
-    """One rank: all contestants in turn, size by size; rank 0 writes all times."""
+    """Run one rank: all contestants in turn, size by size; rank 0 writes all times."""
     import numpy
     import torch
     import torch.distributed as dist
@@ -81,8 +81,8 @@ def rank_main(name: str, store: str, seconds: float, out: str) -> None:
                     times.append(time.perf_counter() - begin)
                 results[name_][n] += times[len(times) // 3 :]
     if rank == 0:
-        found = {c: {n: statistics.median(t) for n, t in by.items()} for c, by in results.items()}
-        Path(out).write_text(json.dumps(found))
+        medians = {c: {n: statistics.median(t) for n, t in by.items()} for c, by in results.items()}
+        Path(out).write_text(json.dumps(medians))
     dist.barrier()
     dist.destroy_process_group()
     if comm is not None:
@@ -91,7 +91,7 @@ def rank_main(name: str, store: str, seconds: float, out: str) -> None:
 
 
 def start(name: str, ranks: int, seconds: float) -> dict[str, dict[int, float]]:
-    """One start of one MPI's ranks: contestant -> size -> median seconds."""
+    """Start the ranks of one MPI once: contestant -> size -> median seconds."""
     with tempfile.TemporaryDirectory(prefix="drumline-bench-") as folder:
         out, store = f"{folder}/out.json", f"{folder}/store"
         command = [sys.executable, __file__, "--rank", name, store, str(seconds), out]

@@ -42,7 +42,7 @@ def job_of(model: Callable[[], nn.Module], batch: int, data: Callable[[int], Any
 
 
 class Residual(nn.Module):
-    """Two convolutions with BatchNorm beside a short cut."""
+    """Two convolutions with BatchNorm and a residual connection."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Recurrent(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Experts beside each other; every token goes to all of them, weighted by a router."""
+    """Parallel experts; every token goes to all of them, weighted by a router."""
 
     def __init__(self, width: int, hidden: int, experts: int) -> None:
         super().__init__()

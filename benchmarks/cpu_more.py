@@ -52,7 +52,7 @@ class Encoder(nn.Module):
 
 
 class Words(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random sentences; every word is to be told."""
+    """Random sentences with a label for every word."""
 
     def __init__(self, n: int) -> None:
         self._x = torch.randint(2000, (n, 80), generator=torch.Generator().manual_seed(2))
@@ -76,7 +76,7 @@ class BothWays(nn.Module):
 
 
 class Apart(nn.Module):
-    """A convolution of each channel by itself, and one of all channels at each place, beside a short cut."""
+    """A convolution of each channel by itself, and one of all channels at each place, with a residual connection."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Mixer(nn.Module):
 
 
 class Cardinal(nn.Module):
-    """Narrow, in groups, and wide again, beside a short cut."""
+    """Narrow, in groups, and wide again, with a residual connection."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()

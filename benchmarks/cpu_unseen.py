@@ -1,6 +1,7 @@
-"""Three jobs for predictions on a CPU that were not run before the price was finished: how far off a new job is.
+"""Three jobs for predictions on a CPU that were never run before the cost model was finished: the error for new jobs.
 
-Ranks load them by name: `cpu_unseen.py:hourglass`. Whoever changes the price after a look at them writes others.
+Ranks load them by name: `cpu_unseen.py:hourglass`. If the cost model is changed after a look at
+them, new jobs replace them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ NAMES = ("hourglass", "cross", "members")
 
 
 class Hourglass(nn.Module):
-    """Down by strides, up by interpolation; the picture's classes are told at each fourth point."""
+    """Down by strides, up by interpolation; the classes are predicted at each fourth pixel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Hourglass(nn.Module):
 
 
 class Cross(nn.Module):
-    """Some learnt vectors ask those of a sample, again and again."""
+    """Learned queries attend to the vectors of a sample, several times."""
 
     def __init__(self, width: int, heads: int, asked: int) -> None:
         super().__init__()
@@ -58,7 +59,7 @@ class Cross(nn.Module):
 
 
 class Members(nn.Module):
-    """Five plain nets of their own; their answers are averaged."""
+    """An ensemble of five plain networks; their outputs are averaged."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Memory on one GPU: what the dry run says of a plan, and what the engine's step then takes, for six kinds of jobs.
+"""Memory on one GPU: the dry run's prediction for a plan against the engine's measured peak, for six kinds of jobs.
 
     python benchmarks/dryrun_gpu.py [--device cuda] [--only gpt,cnn] [--out FILE]
 
-All dry runs come first, in the same process; of the device they take what one operator needs, to ask what it takes.
+All dry runs come first, in the same process; on the device they allocate only what a single operator needs.
 Then the engine runs the same plans, and the peak of allocated memory is read in their third step. Expected: parameters,
-buffers and optimizer state agree to the byte, the peak within 5%. What libraries keep for themselves (`drumline
-measure` finds it: a few tens of MiB) is no tensor: it is measured before, and shown beside. With `--device cpu` the
-jobs are small, the peak counts live tensors, and what a CPU has not (offload) or computes slowly (fp16) is left out.
+buffers and optimizer state agree to the byte, the peak within 5%. The workspace of libraries (`drumline
+measure` measures it: a few tens of MiB) is not a tensor: it is measured first and shown separately. With `--device cpu`
+the jobs are small, the peak counts live tensors, and what a CPU lacks (offload) or computes slowly (fp16) is left out.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ PLANS = {
 
 
 def _larger(job: dl.Job, batch: int, shape: tuple[int, ...], classes: int, of: tuple[int, ...] = ()) -> dl.Job:
-    """The same model on a batch that fills a GPU; its samples lie once in memory."""
+    """The same model on a batch that fills a GPU; its samples are stored once."""
     one = Samples(1, shape, classes, of)[0]
     return replace(job, batch_size=batch, data=lambda: [one] * batch)
 
@@ -77,7 +77,7 @@ LARGE: dict[str, Callable[[], dl.Job]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job under a plan."""
+    """Measured and predicted memory of a job under a plan."""
 
     job: str
     plan: str
@@ -90,7 +90,7 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Of the tensors' peak, without what libraries keep."""
+        """Relative error of the predicted peak; the workspace of libraries is not counted."""
         return self.predicted / (self.peak - self.workspace) - 1
 
     def __str__(self) -> str:
@@ -100,25 +100,26 @@ class Row:
             else (f"STATES {self.states} and not {self.predicted_states}")
         )
         off = "" if abs(self.error) <= BOUND else "  MISSED"
-        peak, kept, said = (x / 2**20 for x in (self.peak, self.workspace, self.predicted))
+        peak, libraries, predicted = (x / 2**20 for x in (self.peak, self.workspace, self.predicted))
         return (
-            f"{self.job:5} {self.plan:36} peak {peak:9.1f} MiB, of it libraries {kept:5.1f}; "
-            f"predicted {said:9.1f} ({100 * self.error:+.1f}%){off}; {exact}"
+            f"{self.job:5} {self.plan:36} peak {peak:9.1f} MiB, of it libraries {libraries:5.1f}; "
+            f"predicted {predicted:9.1f} ({100 * self.error:+.1f}%){off}; {exact}"
         )
 
 
 def job_of(name: str, device: str) -> dl.Job:
-    """Large on a GPU, small elsewhere."""
+    """Build the job: large on a GPU, small on a CPU."""
     made: dl.Job = LARGE[name]() if device == "cuda" else getattr(cpu_jobs, name)()
     return made
 
 
-def run(name: str, plan: str, device: str, said: DryRunRank, workspace: int) -> Row:
-    """What the engine takes, beside what was said."""
+def run(name: str, plan: str, device: str, predicted: DryRunRank, workspace: int) -> Row:
+    """Measure the engine's peak memory and pair it with the dry run's prediction."""
     engine, peak = (_on_gpu if device == "cuda" else _on_cpu)(job_of(name, device), plan)
     state = [t for values in engine.optimizer.state.values() for t in tensors(values)]
-    found = tuple(storage_bytes(x, device) for x in (engine.model.parameters(), engine.model.buffers(), state))
-    return Row(name, plan, peak, said.peak, workspace, found, (said.parameters, said.buffers, said.optimizer))  # type: ignore[arg-type]  # three
+    states = tuple(storage_bytes(x, device) for x in (engine.model.parameters(), engine.model.buffers(), state))
+    predicted_states = predicted.parameters, predicted.buffers, predicted.optimizer
+    return Row(name, plan, peak, predicted.peak, workspace, states, predicted_states)  # type: ignore[arg-type]  # three
 
 
 def _on_gpu(job: dl.Job, plan: str) -> tuple[Engine, int]:
@@ -156,7 +157,7 @@ def _free() -> None:
 
 
 def main() -> int:
-    """All jobs and plans; 1 if one is missed."""
+    """Run all jobs under all their plans; exit code 1 if a prediction misses."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", default=",".join(PLANS), help="jobs, with commas between them")
@@ -164,15 +165,15 @@ def main() -> int:
     given = parser.parse_args()
     rows: list[Row] = []
     failed: list[str] = []
-    said = {}
+    predicted = {}
     cases = [(name, plan) for name in given.only.split(",") for plan in PLANS[name]]
     for name, plan in cases:
         if given.device == "cpu" and ("offload" in plan or "fp16" in plan):
             continue
         with _noted(failed, f"dry run of {name} {plan}"):
-            (said[name, plan],) = dry_run(job_of(name, given.device), plan, device=given.device).ranks
+            (predicted[name, plan],) = dry_run(job_of(name, given.device), plan, device=given.device).ranks
     workspace = int(measure_workspace(torch.device("cuda"))) if given.device == "cuda" else 0
-    for (name, plan), rank in said.items():
+    for (name, plan), rank in predicted.items():
         _free()
         with _noted(failed, f"{name} {plan}"):
             rows.append(run(name, plan, given.device, rank, workspace))
@@ -183,14 +184,14 @@ def main() -> int:
     print(f"{len(rows)} plans, mean error {mean:.1f}%, worst {worst:.1f}%; {len(wrong)} missed, {len(failed)} failed")
     if given.out:
         machine = torch.cuda.get_device_name(0) if given.device == "cuda" else "cpu"
-        found = {"machine": machine, "torch": torch.__version__, "rows": [asdict(r) for r in rows], "failed": failed}
-        given.out.write_text(json.dumps(found, indent=1))
+        results = {"machine": machine, "torch": torch.__version__, "rows": [asdict(r) for r in rows], "failed": failed}
+        given.out.write_text(json.dumps(results, indent=1))
     return 1 if wrong or failed else 0
 
 
 @contextmanager
 def _noted(failed: list[str], what: str) -> Iterator[None]:
-    """One that fails is told, and the others go on."""
+    """Print and record a failure, and let the other cases go on."""
     try:
         yield
     except Exception as e:

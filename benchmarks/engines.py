@@ -1,4 +1,4 @@
-"""Drumline's engine against the field: torch by hand, DeepSpeed, Accelerate, Lightning Fabric, in the same two ranks.
+"""Drumline's engine against torch by hand, DeepSpeed, Accelerate and Lightning Fabric, in the same two ranks.
 
     python benchmarks/engines.py [--blocks 20] [--minutes 9] [--stages 0123] [--paste]
 
@@ -33,7 +33,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(PEERS / "extensions"))  # DeepSpeed compiles a file there, once
 
 from engine_peers.by_hand import LABELS  # noqa: E402  # the path comes first
-from engine_peers.contest import ALONE, DRUMLINE, HAND, SHM, Found, contest, shares  # noqa: E402
+from engine_peers.contest import ALONE, DRUMLINE, HAND, SHM, Results, contest, shares  # noqa: E402
 from engine_peers.ratios import ratio  # noqa: E402
 
 from drumline.launchers import run_ranks  # noqa: E402
@@ -54,18 +54,20 @@ def main() -> None:
     options = _options()
     missing = [name for name, module in NEEDED.items() if importlib.util.find_spec(module) is None]
     if missing:
-        print(f"Not there: {', '.join(missing)}. To install beside the environment:\n    {INSTALL}\n")
+        print(f"Not installed: {', '.join(missing)}. To install next to the environment:\n    {INSTALL}\n")
     end = time.monotonic() + 60 * options.minutes
     third = options.samples or _third()
     stages = [int(s) for s in options.stages]
-    ends = [s for s in stages if s in (0, 3)]  # with more computing the stages differ less: the two ends will do
+    ends = [
+        s for s in stages if s in (0, 3)
+    ]  # with more computation the stages differ less: the first and the last suffice
     rounds = [("communication about a third", third, s) for s in stages]
     rounds += [("four times the computing", 4 * third, s) for s in ends]
     lines: list[str] = []
     for i, (case, samples, stage) in enumerate(rounds):
         seconds = max(1.0, (end - time.monotonic()) / (len(rounds) - i) - START)
-        found = run_ranks(contest, stage, samples, options.blocks, seconds, ranks=RANKS, threads=1)[0]
-        part = _section(case, samples, stage, found)
+        results = run_ranks(contest, stage, samples, options.blocks, seconds, ranks=RANKS, threads=1)[0]
+        part = _section(case, samples, stage, results)
         print("\n".join(part), flush=True)
         lines += part
     if options.paste:
@@ -83,38 +85,38 @@ def _options() -> Any:
 
 
 def _third() -> int:
-    """The samples of a rank at which communication is nearest to a third of the step."""
-    found: dict[int, float] = run_ranks(shares, 7, ranks=RANKS, threads=1)[0]
-    listed = ", ".join(f"{samples}: {share:.0%}" for samples, share in found.items())
-    chosen = min(found, key=lambda samples: abs(found[samples] - 1 / 3))
+    """Choose the samples per rank at which communication is nearest to a third of the step."""
+    shares_by_samples: dict[int, float] = run_ranks(shares, 7, ranks=RANKS, threads=1)[0]
+    listed = ", ".join(f"{samples}: {share:.0%}" for samples, share in shares_by_samples.items())
+    chosen = min(shares_by_samples, key=lambda samples: abs(shares_by_samples[samples] - 1 / 3))
     print(f"Share of communication in DDP's step, by samples of a rank: {listed}. Chosen: {chosen}.\n", flush=True)
     return chosen
 
 
-def _section(case: str, samples: int, stage: int, found: Found) -> list[str]:
-    """A stage's table, and what it says about what was promised."""
-    times = found.seconds
+def _section(case: str, samples: int, stage: int, results: Results) -> list[str]:
+    """Format a stage's table and compare it with the expectations."""
+    times = results.seconds
     lines = [f"### Stage {stage}, {samples} sample{'s' if samples > 1 else ''} a rank ({case})", ""]
     lines += ["| contestant | step | / Drumline | / Drumline, shm | last loss |", "|---|---|---|---|---|"]
-    for name in [*times, *found.refused]:
+    for name in [*times, *results.refused]:
         label = f"{name}: {LABELS[stage]}" if name == HAND else name
-        if name in found.refused:
-            lines.append(f"| {label} | {found.refused[name]} | | | |")
+        if name in results.refused:
+            lines.append(f"| {label} | {results.refused[name]} | | | |")
             continue
         cells = [f"{1e3 * statistics.median(times[name]):.1f} ms"]
         for own in (DRUMLINE, SHM):
             cells.append(str(ratio(times[name], times[own])) if own in times and name != own else "")
-        lines.append(f"| {label} | {' | '.join(cells)} | {found.loss[name]:.5f} |")
-    return [*lines, "", *_promises(found), ""]
+        lines.append(f"| {label} | {' | '.join(cells)} | {results.loss[name]:.5f} |")
+    return [*lines, "", *_conclusions(results), ""]
 
 
-def _promises(found: Found) -> list[str]:
-    times = found.seconds
+def _conclusions(results: Results) -> list[str]:
+    times = results.seconds
     others = [name for name in times if name not in (DRUMLINE, SHM, ALONE)]
     lines = []
     if {HAND, ALONE} <= times.keys():
         share = statistics.median(1 - a / b for a, b in zip(times[ALONE], times[HAND], strict=True))
-        n, blocks = found.steps, len(times[HAND])
+        n, blocks = results.steps, len(times[HAND])
         lines.append(f"- {blocks} blocks of {n} step{'s' if n > 1 else ''}; communication is {share:.0%} of {HAND}.")
     if DRUMLINE in times:
         for name in others:
@@ -125,14 +127,14 @@ def _promises(found: Found) -> list[str]:
         fastest = min(others, key=lambda name: statistics.median(times[name]))
         r = ratio(times[fastest], times[SHM])
         lines.append(f"- On shm Drumline is {r} times as fast as the fastest, {fastest}; 1.2: {r.at_least(1.2)}.")
-    losses = [loss for name, loss in found.loss.items() if name != ALONE]
+    losses = [loss for name, loss in results.loss.items() if name != ALONE]
     if losses:
         lines.append(f"- The losses differ by {max(losses) - min(losses):.1e}.")
     return lines
 
 
 def _paste(lines: list[str]) -> None:
-    """Write the tables between the page's marks."""
+    """Write the tables between the marks of the page."""
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
     tail = f"{when}, {RANKS} ranks, one thread each; pasted by `python benchmarks/engines.py --paste`."
     new = "\n".join([MARKS[0], *lines, tail, MARKS[1]])

@@ -1,7 +1,7 @@
-"""What several benchmarks train: a small GPT of any size, and sequences that it can learn.
+"""Training task of several benchmarks: a small GPT of any size, and sequences that it can learn.
 
-Queries, keys and values have layers of their own, as those who split by hand write them; their heads are counted by
-the numbers that are there, so that the same code runs on a part of them.
+Queries, keys and values have separate layers, as in code that is split by hand; the number of heads follows from the
+width of the projections, so that the same code runs on a shard of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a norm and beside a residual."""
+    """Attention and a two-layer perceptron, each with a norm before it and a residual connection."""
 
     def __init__(self, size: Size) -> None:
         super().__init__()

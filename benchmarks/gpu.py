@@ -108,7 +108,7 @@ def overhead(seconds: float = 10.0) -> None:
 
 
 def graph() -> None:
-    """What a captured step saves, against what was predicted with this GPU's own measurement."""
+    """Compare the time a captured step saves with the prediction made with this GPU's own measurement."""
     from drumline.loop.measure import measure_local
 
     host_bound.graph(measure_local(1))
@@ -163,10 +163,10 @@ def prove() -> None:
     for plan in PLANS:
         job = gpt_job(128, 2, 4, words=512, length=32)
         try:
-            found = verify(job, dl.Plan.parse(plan), steps=4)
-            assert found is not None
-            verdict = "held" if found.passed else f"FAILED at {found.first_divergence}"
-            print(f"verify: {plan}: {verdict}, { ({k: float(f'{v:.1e}') for k, v in found.errors.items()}) }")
+            result = verify(job, dl.Plan.parse(plan), steps=4)
+            assert result is not None
+            verdict = "passed" if result.passed else f"FAILED at {result.first_divergence}"
+            print(f"verify: {plan}: {verdict}, { ({k: float(f'{v:.1e}') for k, v in result.errors.items()}) }")
         except Exception as e:
             print(f"verify: {plan}: {type(e).__name__}: {str(e)[:300]}")
         free()
@@ -257,7 +257,7 @@ def chunk() -> None:
 
 
 def free() -> None:
-    """Forget what the last experiment held."""
+    """Free the memory of the last experiment."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -1,10 +1,10 @@
-"""What the host of a GPU does for a forward: operators, views, Python functions, attention. What is each of them worth?
+"""Host time of a forward on a GPU, split into operators, views, Python functions and attention.
 
     python benchmarks/gpu_entries.py [--turns 22] [--device cuda]
 
 Models of several libraries, so small that the GPU waits for its host, take turns; views, functions and operators of
-their forwards are counted. Least squares of the relative errors, without negative prices, tell what one of each takes,
-with and without autocast; and how far off that is for each model, beside what operators alone would tell. The ratios
+their forwards are counted. A least-squares fit of the relative errors, without negative prices, gives the time of each,
+with and without autocast, and its error for each model; operators alone are fitted for comparison. The ratios
 are in `costs.tuning`. Expected before measuring: a view costs less than an operator, a function a tenth of it. It takes
 a minute; models of libraries that are not here are left out, and named.
 """
@@ -34,24 +34,24 @@ WARM, WIDTH, BLOCKS = 3, 64, 6
 PARTS = ("operator", "attention", "cast", "view", "function")
 
 
-class Counted(TorchDispatchMode):
-    """Operators by what they are to a host."""
+class OperatorCounter(TorchDispatchMode):
+    """Counts operators by their cost class on a host."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
-        self.found: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
         view = func.is_view or name in ("_unsafe_view", "detach", "alias")
-        self.found["view" if view else "cast" if name == "_to_copy" else "operator"] += 1
-        self.found["attention"] += "attention" in name
+        self.counts["view" if view else "cast" if name == "_to_copy" else "operator"] += 1
+        self.counts["attention"] += "attention" in name
         return func(*args, **(kwargs or {}))
 
 
 @dataclass
 class Forward:
-    """A model with what it is given; seconds of its forwards, and what was counted."""
+    """A model with its input, the seconds of its forwards and the counts of its operators."""
 
     model: nn.Module
     given: torch.Tensor
@@ -66,15 +66,15 @@ class Forward:
         return loss
 
     def count(self, half: bool) -> None:
-        """Once as it is dispatched, and once by its functions."""
-        with Counted() as seen:
+        """Count the dispatched operators of one forward, then the Python functions of another."""
+        with OperatorCounter() as counter:
             self(half)
-        with functions(seen.found):
+        with functions(counter.counts):
             self(half)
-        self.counts = seen.found
+        self.counts = counter.counts
 
     def take(self, half: bool) -> None:
-        """One turn: a forward that counts, and its backward."""
+        """Run one turn: a timed forward, and its backward."""
         kind = self.given.device.type
         synchronize(kind)
         start = time.perf_counter()
@@ -100,9 +100,9 @@ def functions(counts: Counter[str]) -> Iterator[None]:
 
 
 def models(device: torch.device) -> Iterator[tuple[str, Callable[[], nn.Module], torch.Tensor]]:
-    """By name, each with what it is given."""
+    """Yield models by name, each with its input."""
     rows, image = torch.randn(2, 16, WIDTH, device=device), torch.randn(2, 3, 64, 64, device=device)
-    words = torch.randint(0, 50, (2, 16), device=device)
+    tokens = torch.randint(0, 50, (2, 16), device=device)
 
     def in_a_row(block: Callable[[], nn.Module], many: int = BLOCKS) -> Callable[[], nn.Module]:
         return lambda: nn.Sequential(*(block() for _ in range(many)))
@@ -142,10 +142,10 @@ def models(device: torch.device) -> Iterator[tuple[str, Callable[[], nn.Module],
     }
     gpt = {"n_embd": WIDTH, "n_layer": BLOCKS, "n_head": 2, "vocab_size": 50, "bos_token_id": 0, "eos_token_id": 0}
     t5 = {"d_model": WIDTH, "d_kv": 32, "d_ff": WIDTH, "num_layers": BLOCKS, "num_heads": 2, "vocab_size": 50}
-    yield "bert", _from_transformers("BertConfig", "BertForMaskedLM", usual), words
-    yield "gpt2", _from_transformers("GPT2Config", "GPT2LMHeadModel", gpt), words
-    yield "llama", _from_transformers("LlamaConfig", "LlamaForCausalLM", usual), words
-    yield "t5", _from_transformers("T5Config", "T5EncoderModel", t5), words
+    yield "bert", _from_transformers("BertConfig", "BertForMaskedLM", usual), tokens
+    yield "gpt2", _from_transformers("GPT2Config", "GPT2LMHeadModel", gpt), tokens
+    yield "llama", _from_transformers("LlamaConfig", "LlamaForCausalLM", usual), tokens
+    yield "t5", _from_transformers("T5Config", "T5EncoderModel", t5), tokens
 
 
 def _from(library: str, name: str, **sizes: Any) -> Callable[[], nn.Module]:
@@ -160,8 +160,8 @@ def _from_transformers(config: str, name: str, sizes: dict[str, Any]) -> Callabl
     return lambda: _from("transformers", name, config=_from("transformers", config, **sizes)())()
 
 
-def told(forwards: dict[str, Forward], parts: tuple[str, ...]) -> tuple[dict[str, float], dict[str, float]]:
-    """Microseconds of each part, and by model how far off that is."""
+def fit(forwards: dict[str, Forward], parts: tuple[str, ...]) -> tuple[dict[str, float], dict[str, float]]:
+    """Fit the microseconds of each part; also returns the relative error by model."""
     seconds = np.array([statistics.median(f.times) for f in forwards.values()])
     counts = np.array([[f.counts[p] for p in parts] for f in forwards.values()], dtype=float)
     prices = _least_squares(counts / seconds[:, None])
@@ -170,20 +170,20 @@ def told(forwards: dict[str, Forward], parts: tuple[str, ...]) -> tuple[dict[str
 
 
 def _least_squares(rows: Any) -> Any:
-    """Prices, none below 0, with which every row comes nearest to 1: parts with a negative price are left out."""
+    """Fit non-negative prices that bring every row nearest to 1: parts with a negative price are left out."""
     left = list(range(rows.shape[1]))
     while left:
-        found = np.linalg.lstsq(rows[:, left], np.ones(len(rows)), rcond=None)[0]
-        if found.min() >= 0:
+        solution = np.linalg.lstsq(rows[:, left], np.ones(len(rows)), rcond=None)[0]
+        if solution.min() >= 0:
             break
-        left.pop(int(found.argmin()))
+        left.pop(int(solution.argmin()))
     prices = np.zeros(rows.shape[1])
-    prices[left] = found
+    prices[left] = solution
     return prices
 
 
 def main() -> None:
-    """Count, take turns, tell."""
+    """Count, time in turns, and print the fits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=22, help="forwards of each model that count")
     parser.add_argument("--device", default="cuda")
@@ -208,7 +208,7 @@ def main() -> None:
                 forward.take(half)
         print("bf16 autocast" if half else "plain")
         for parts in (PARTS, ("operator", "cast")):
-            prices, errors = told(forwards, parts)
+            prices, errors = fit(forwards, parts)
             print("  " + ", ".join(f"{p} {us:.1f} us" for p, us in prices.items()))
             print(
                 f"    off by {100 * statistics.fmean(map(abs, errors.values())):.1f}% on average: "

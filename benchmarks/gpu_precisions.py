@@ -59,7 +59,7 @@ def job(width: int, blocks: int, batch: int, length: int, samples: int = 512) ->
 
 
 def precisions() -> tuple[str, ...]:
-    """Those that this machine has."""
+    """List the precisions that this machine supports."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     lacks = missing_float8(device)
     if lacks:
@@ -75,7 +75,7 @@ def prove(small: bool) -> None:
             result = verify(job(64 if small else 256, 2, 8, 16 if small else 64), dl.Plan.parse(plan), steps=4)
             assert result is not None
             errors = {k: float(f"{v:.1e}") for k, v in result.errors.items()}
-            verdict = "held" if result.passed else f"FAILED at {result.first_divergence}"
+            verdict = "passed" if result.passed else f"FAILED at {result.first_divergence}"
             print(f"verify: {plan}: {verdict}, {errors}, any loss {result.later_losses:.1e}", flush=True)
             free()
 
@@ -105,7 +105,7 @@ def memory(small: bool) -> None:
 
 
 def speed(small: bool) -> None:
-    """Step times in turns, and what they were predicted to be."""
+    """Measure step times in turns and compare them with the predictions."""
     from gpu_models.host_bound import contest, interval, median, ratio
 
     from drumline.loop.measure import measure_local
@@ -160,7 +160,7 @@ def loss(small: bool) -> None:
 
 
 def free() -> None:
-    """Forget what the last experiment held."""
+    """Free the memory of the last experiment."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

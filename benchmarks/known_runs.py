@@ -98,7 +98,7 @@ def operators() -> Iterator[KnownRun]:
 
 
 def choose(model: str, cluster: str, devices: int, batch: int, sequence: int | None) -> tuple[str, float | None]:
-    """What `plan` proposes for this engine on the same machines, in bf16, and its predicted time."""
+    """Ask `plan` for its choice on the same machines, in bf16; returns the plan and its predicted time."""
     profile = zoo.profile(model, batch_size=batch, sequence=sequence)
     try:
         answer, estimates = search(profile, load(cluster).with_devices(devices), brief=True)

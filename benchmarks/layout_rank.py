@@ -4,7 +4,7 @@
 
 Without plans (a JSON list) it plans first, for the cluster in LAYOUTS_CLUSTER, or, where that file is not there, for
 what the ranks measure into it. Every plan is tried for some steps; those that come near the fastest then take turns, in
-blocks. The first rank prints what was found as one JSON document.
+blocks. Rank 0 prints the results as one JSON document.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRIED, SLOW, HOPELESS = 3, 1.6, 3.0
 """Steps of every plan, after one to warm up. Where that one took so much of the fastest plan's time, one more is
 enough, or it says enough by itself."""
 NEAR = 1.3
-"""Plans that need at most so much of the fastest one's time take turns with it."""
+"""Plans whose step takes at most this multiple of the fastest one's are timed again, in turns with it."""
 
 
 def main() -> None:
@@ -46,20 +46,20 @@ def main() -> None:
     connect(backend="gloo")
     torch.set_num_threads(1)
     job = task.job()
-    found: dict[str, Any] = {} if sys.argv[4:] else _planned(task, job)
-    plans = json.loads(sys.argv[4]) if sys.argv[4:] else list(found["predicted"])
+    results: dict[str, Any] = {} if sys.argv[4:] else _planned(task, job)
+    plans = json.loads(sys.argv[4]) if sys.argv[4:] else list(results["predicted"])
     tried, refused = _tried(job, plans)
     fastest = min(statistics.median(t) for t in tried.values())
-    near = [p for p, t in tried.items() if min(t) <= NEAR * fastest or p == found.get("chosen")]
-    found |= {"tried": tried, "refused": refused, "turns": _turns(job, near, blocks, steps) if blocks else {}}
+    near = [p for p, t in tried.items() if min(t) <= NEAR * fastest or p == results.get("chosen")]
+    results |= {"tried": tried, "refused": refused, "turns": _turns(job, near, blocks, steps) if blocks else {}}
     if dist.get_rank() == 0:
-        print(json.dumps(found))
+        print(json.dumps(results))
     disconnect()
 
 
 def _planned(task: Task, job: Any) -> dict[str, Any]:
-    """What the planner says of this cluster: its first plan, and the price of every layout."""
-    found: list[Any] = [None]
+    """Plan for this cluster: the planner's first choice and the price of every layout."""
+    planned: list[Any] = [None]
     cluster = _measured(Path(os.environ["LAYOUTS_CLUSTER"]))
     if dist.get_rank() == 0:
         assert cluster.network is not None
@@ -73,7 +73,7 @@ def _planned(task: Task, job: Any) -> dict[str, Any]:
             f"{format_seconds(x.alpha)} and {format_rate(x.bandwidth)} {where}"
             for x, where in ((cluster.node.link, "inside"), (cluster.network.link, "between"))
         ]
-        found = [
+        planned = [
             {
                 "chosen": str(chosen.plan),
                 "idle": str(first.plan) if first != chosen else "",
@@ -82,26 +82,26 @@ def _planned(task: Task, job: Any) -> dict[str, Any]:
                 "links": ", ".join(links),
             }
         ]
-    dist.broadcast_object_list(found)
-    result: dict[str, Any] = found[0]
+    dist.broadcast_object_list(planned)
+    result: dict[str, Any] = planned[0]
     return result
 
 
 def _measured(file: Path) -> Cluster:
-    """What the ranks measured, now or for the task before this one."""
+    """Load the cluster that the ranks measured for the previous task, or measure it now."""
     if not file.exists():
         mine = measure_rank(lambda event: None)
         results: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(results, mine)
         if dist.get_rank() == 0:
             to_cluster(results).save(file)
-            _say("measured")
+            _log_progress("measured")
         dist.barrier()
     return Cluster.load(file)
 
 
 def _tried(job: Any, plans: Sequence[str]) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Seconds of some steps of every plan, one plan after the other, the cheapest first; and why some are refused."""
+    """Time some steps of every plan, one plan after the other, the cheapest first; also why plans were refused."""
     times: dict[str, list[float]] = {}
     refused: dict[str, str] = {}
     for p in plans:
@@ -116,21 +116,21 @@ def _tried(job: Any, plans: Sequence[str]) -> tuple[dict[str, list[float]], dict
         more = TRIED if first < SLOW * fastest else 1 if first < HOPELESS * fastest else 0
         times[p] = [_seconds(engine, batch, 1) for _ in range(more)] or [first]
         if dist.get_rank() == 0:
-            _say(f"{p}: {statistics.median(times[p]):.3f} s")
+            _log_progress(f"{p}: {statistics.median(times[p]):.3f} s")
         del engine, batch
         gc.collect()
     return times, refused
 
 
-def _say(words: str) -> None:
-    """How far it is, to a file that one can look into: what ranks print is heard at the end."""
+def _log_progress(text: str) -> None:
+    """Append a line to the file named by LAYOUTS_PROGRESS: the output of ranks is shown only at the end."""
     if os.environ.get("LAYOUTS_PROGRESS"):
         with open(os.environ["LAYOUTS_PROGRESS"], "a", encoding="utf-8") as f:
-            print(f"{time.strftime('%H:%M:%S')} {words}", file=f)
+            print(f"{time.strftime('%H:%M:%S')} {text}", file=f)
 
 
 def _turns(job: Any, plans: Sequence[str], blocks: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of a step, the slowest rank's, by plan and block."""
+    """Time blocks of steps of the plans in turns: seconds per step of the slowest rank, by plan and block."""
     engines = {p: initialize(job, f"{p},backend=gloo") for p in plans}
     batches = {p: next(iter(e.data(1))) for p, e in engines.items()}
     for p, engine in engines.items():

@@ -1,4 +1,4 @@
-"""What benchmarks/layouts.py trains, every layout of four ranks for it, and on which side of the wire its axes lie."""
+"""Tasks of benchmarks/layouts.py, all layouts of four ranks for them, and which mesh axes cross the link."""
 
 from __future__ import annotations
 
@@ -69,35 +69,35 @@ def layouts(samples: int) -> Iterator[Plan]:
 
 
 def priced(samples: int, steps: OperatorCostModel) -> dict[str, float]:
-    """The cheapest plan of every layout by the planner's own price, also of those that it does not look at.
+    """Find the cheapest plan of every layout by the planner's price, including layouts that the planner skips.
 
-    Where there are replicas, the cheapest that shares nothing between them and the cheapest that does.
+    With data parallelism, these are two per layout: the cheapest without ZeRO and the cheapest with it.
     """
-    found: dict[tuple[object, ...], tuple[float, str]] = {}
+    cheapest: dict[tuple[object, ...], tuple[float, str]] = {}
     for plan in layouts(samples):
         try:
             price = steps.estimate(plan).step_seconds, str(plan)
         except PlanError:
             continue  # more stages than layers
         layout = plan.pp, plan.dp, plan.cp, plan.tp, plan.zero > 0
-        found[layout] = min(price, found.get(layout, price))
-    return {plan: seconds for seconds, plan in sorted(found.values())}
+        cheapest[layout] = min(price, cheapest.get(layout, price))
+    return {plan: seconds for seconds, plan in sorted(cheapest.values())}
 
 
 def axes_of(plan: str) -> tuple[int, int, int, int]:
-    """Ranks along each axis."""
+    """Count the ranks along each axis."""
     parsed = Plan.parse(plan)
     return parsed.pp, parsed.dp, parsed.cp, parsed.tp
 
 
-def places(plan: str, apart: bool) -> dict[str, str]:
-    """Axis -> `inside` a host or `across` both; `apart`: ranks are numbered in turns over the hosts."""
+def places(plan: str, interleaved: bool) -> dict[str, str]:
+    """Map each axis to `inside` a host or `across` both; `interleaved`: ranks are numbered in turns over the hosts."""
     parsed = Plan.parse(plan)
-    found, stride = {}, 1
+    sides, stride = {}, 1
     for axis in ("tp", "cp", "dp", "pp"):
         ranks = getattr(parsed, axis)
         if ranks > 1:
-            together = stride % PER_HOST == 0 if apart else ranks * stride <= PER_HOST
-            found[axis] = "inside" if together else "across"
+            inside = stride % PER_HOST == 0 if interleaved else ranks * stride <= PER_HOST
+            sides[axis] = "inside" if inside else "across"
         stride *= ranks
-    return found
+    return sides

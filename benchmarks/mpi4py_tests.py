@@ -6,8 +6,8 @@ and prints the share that passes, by file, with a reason for each test that does
     python benchmarks/mpi4py_tests.py --all --ranks 2          # all files that concern drumline.MPI
     python benchmarks/mpi4py_tests.py test_op --transport gloo
 
-A test passes when it passes on every rank. Skipped tests are counted apart. The exit code is 1 when a file that must
-pass is below 90% of the tests that ran or, with --compare, below 95% of the tests that mpi4py itself passes.
+A test passes when it passes on every rank. Skipped tests are counted separately. The exit code is 1 when a file that
+must pass is below 90% of the tests that ran or, with --compare, below 95% of the tests that mpi4py itself passes.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class Tally:
 
 def fetch(folder: Path) -> Path:
     """Unpack the source package; it is not built. Returns the folder of its tests."""
-    kept = next(iter(sorted(folder.glob(f"mpi4py-{VERSION}.tar.gz"))), None)
-    if kept is None:
+    archive_path = next(iter(sorted(folder.glob(f"mpi4py-{VERSION}.tar.gz"))), None)
+    if archive_path is None:
         options = ["--no-binary", ":all:", "--no-deps", "--no-build-isolation", "--quiet", "--dest", str(folder)]
         subprocess.run([sys.executable, "-m", "pip", "download", *options, f"mpi4py=={VERSION}"], check=True)
-        kept = next(iter(folder.glob("mpi4py-*.tar.gz")))
-    with tarfile.open(kept) as archive:
+        archive_path = next(iter(folder.glob("mpi4py-*.tar.gz")))
+    with tarfile.open(archive_path) as archive:
         archive.extractall(folder, filter="data")
     return folder / f"mpi4py-{VERSION}" / "test"
 
@@ -121,7 +121,7 @@ def run_real(tests: Path, name: str, ranks: int, mpich: Path, scratch: Path) -> 
 
 
 def run(launcher: list[str], env: dict[str, str], paths: list[Path], name: str, ranks: int, out: Path) -> Tally:
-    """Start the ranks and put their lines together."""
+    """Start the ranks and combine their results."""
     command = [*launcher, str(RANK), os.pathsep.join(map(str, paths)), name, str(out)]
     note = ""
     with open(f"{out}.log", "w+") as log:
@@ -153,18 +153,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def tally(out: Path, name: str, ranks: int, note: str) -> Tally:
-    """Put the ranks' lines together."""
-    lines_of: list[dict[str, tuple[str, str]]] = []
+    """Combine the results of the ranks."""
+    by_rank: list[dict[str, tuple[str, str]]] = []
     for rank in range(ranks):
         path = Path(f"{out}-{rank}")
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        lines_of.append({test: (state, text) for test, state, text in lines})
+        by_rank.append({test: (state, text) for test, state, text in lines})
     listing = Path(f"{out}-0.all")
     every = json.loads(listing.read_text()) if listing.exists() else [f"{name}.(does not load)"]
-    every += [test for results in lines_of for test in results if test not in every]
+    every += [test for results in by_rank for test in results if test not in every]
     result = Tally()
     for test in dict.fromkeys(every):
-        states = [results.get(test, ("failed", f"not run; {note}")) for results in lines_of]
+        states = [results.get(test, ("failed", f"not run; {note}")) for results in by_rank]
         worst = min(states, key=lambda s: ["failed", "skipped", "passed"].index(s[0]))
         if worst[0] == "passed":
             result.passed.append(test)
@@ -173,8 +173,8 @@ def tally(out: Path, name: str, ranks: int, note: str) -> Tally:
     return result
 
 
-def kept_or(path: Path | None, make: Callable[[], Tally]) -> Tally:
-    """A tally of an earlier run, if it was kept."""
+def load_or_run(path: Path | None, make: Callable[[], Tally]) -> Tally:
+    """Load the tally of an earlier run if it was stored, else make it."""
     if path is not None and path.exists():
         return Tally(**json.loads(path.read_text()))
     made = make()
@@ -184,7 +184,7 @@ def kept_or(path: Path | None, make: Callable[[], Tally]) -> Tally:
 
 
 def reason(name: str) -> str:
-    """What the table says of a test."""
+    """Look up the reason the table gives for a test."""
     return next((text for start, text in REASONS.items() if name.startswith(start)), "")
 
 
@@ -241,8 +241,8 @@ def main() -> int:
         for name, ranks in itertools.product(names, given.ranks):
             real = None
             if given.compare:
-                kept = given.folder / f"real-{name}-{ranks}.json" if given.folder else None
-                real = kept_or(kept, functools.partial(run_real, tests, name, ranks, given.mpich, scratch))
+                stored = given.folder / f"real-{name}-{ranks}.json" if given.folder else None
+                real = load_or_run(stored, functools.partial(run_real, tests, name, ranks, given.mpich, scratch))
             if given.together:
                 ours = at_once[ranks].of_file(name)
             else:

@@ -39,11 +39,11 @@ def main() -> int:
     settings = [str(given.mib), str(given.rounds), given.segments, given.inside]
     try:
         with two_hosts(given.rate) as hosts:
-            said = hosts.run(__file__, *settings, timeout=300, NETNS_RANK="1")
+            output = hosts.run(__file__, *settings, timeout=300, NETNS_RANK="1")
     except Unable as e:
         print(f"not run: {e}", file=sys.stderr)
         return 1
-    result = json.loads(said[0].splitlines()[-1])
+    result = json.loads(output[0].splitlines()[-1])
     theirs = result["gloo"]
     print(f"all-reduce of {given.mib:g} MiB float32, 2 hosts x 2 ranks, {given.rate} between, {given.inside} inside")
     for name, times in result.items():
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def rank() -> None:
-    """One rank: the result is checked once, then all contestants take turns."""
+    """Run one rank: check the result once, then time all contestants in turns."""
     import torch
     import torch.distributed as dist
 
@@ -101,7 +101,7 @@ def rank() -> None:
 
 
 def _inside(kind: str, groups: tuple[tuple[int, ...], ...]) -> Transport:
-    """The ranks of this host, over gloo or over shared memory."""
+    """Make a transport between the ranks of this host, over gloo or shared memory."""
     import torch.distributed as dist
 
     from drumline.comm import TorchTransport

@@ -1,12 +1,12 @@
-"""What it is worth that ranks on a CPU keep the memory they have freed (`drumline.comm.malloc_settings`).
+"""Time saved on a CPU when ranks keep freed memory instead of returning it (`drumline.comm.malloc_settings`).
 
     python benchmarks/pages.py [--jobs cnn,unet,gpt,mlp] [--ranks 2] [--rounds 5] [--paste]
 
-Jobs of `benchmarks/cpu_jobs.py` run as replicas, each in ranks of its own as under `drumline train`, which keep their
-pages or do not, in turns. (Jobs that follow each other in one process leave things at the end of its heap, which is not
-given back then.) Printed: the median step of each, the median over the rounds of the ratio with its 95% interval, and
-how many pages a step makes anew. Expected before measuring: up to a fifth off for convolutional nets and for an MLP
-with a layer of 34 MB, little for GPTs. It should take eight minutes.
+Jobs of `benchmarks/cpu_jobs.py` run as replicas, each in ranks of its own as under `drumline train`; ranks that keep
+their pages alternate with ranks that do not. (Jobs that follow each other in one process leave objects at the end of
+its heap, which is then not returned.) Printed: the median step of each, the median over the rounds of the ratio with
+its 95% interval, and how many new pages a step touches. Expected before measuring: up to a fifth off for convolutional
+nets and for an MLP with a layer of 34 MB, little for GPTs. It should take eight minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STEPS, NOT_COUNTED = 16, 4
 
 
 def timed(emit: Callable[[dict[str, Any]], None], name: str) -> tuple[float, float]:
-    """On every rank: the median step of a job, and the pages that it makes."""
+    """Time a job on every rank: the median step, and its page faults."""
     from drumline.core.job import Job
     from drumline.runtime.engine import initialize
 
@@ -53,16 +53,16 @@ def timed(emit: Callable[[dict[str, Any]], None], name: str) -> tuple[float, flo
     return statistics.median(times[NOT_COUNTED:]), pages / (STEPS - NOT_COUNTED)
 
 
-def line_of(name: str, found: dict[str, list[tuple[float, float]]]) -> str:
-    """A row of the table: by the rounds that gave pages back, `0`, and those that kept them, `1`."""
-    given, kept = ([step for step, _ in found[keeps]] for keeps in "01")
-    pages = statistics.median(pages for _, pages in found["0"])
-    steps = " | ".join(format_seconds(statistics.median(s)) for s in (given, kept))
-    return f"| {name} | {steps} | {ratio(kept, given)} | {pages:,.0f} |"
+def table_row(name: str, results: dict[str, list[tuple[float, float]]]) -> str:
+    """Format a row: `0` are the rounds that returned pages, `1` those that kept them."""
+    returned, kept = ([step for step, _ in results[keeps]] for keeps in "01")
+    pages = statistics.median(pages for _, pages in results["0"])
+    steps = " | ".join(format_seconds(statistics.median(s)) for s in (returned, kept))
+    return f"| {name} | {steps} | {ratio(kept, returned)} | {pages:,.0f} |"
 
 
 def main() -> None:
-    """The rounds, each in processes of its own."""
+    """Run the rounds, each in processes of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default="cnn,unet,gpt,mlp", help="which of " + ", ".join(NAMES))
     parser.add_argument("--ranks", type=int, default=2)
@@ -71,19 +71,19 @@ def main() -> None:
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        results = run_ranks(timed, options.jobs, ranks=options.ranks, threads=1)
-        print(json.dumps([max(r[i] for r in results) for i in (0, 1)]))
+        ranks = run_ranks(timed, options.jobs, ranks=options.ranks, threads=1)
+        print(json.dumps([max(r[i] for r in ranks) for i in (0, 1)]))
         return
     lines = ["| job | pages given back | kept | kept / given back | pages a step |", "|---|---|---|---|---|"]
     for name in options.jobs.split(","):
-        found: dict[str, list[tuple[float, float]]] = {"0": [], "1": []}
+        results: dict[str, list[tuple[float, float]]] = {"0": [], "1": []}
         for i in range(2 * options.rounds):
             keeps = "10"[(i + i // 2) % 2]
             command = [sys.executable, __file__, "--one", "--jobs", name, "--ranks", str(options.ranks)]
             environment = {**os.environ, SWITCH: keeps}
             done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            found[keeps].append(tuple(json.loads(done.stdout.splitlines()[-1])))
-        lines.append(line_of(name, found))
+            results[keeps].append(tuple(json.loads(done.stdout.splitlines()[-1])))
+        lines.append(table_row(name, results))
         print(lines[-1], flush=True)
     if options.paste:
         how = f"ranks: {options.ranks}, one thread each; {options.rounds} rounds of {STEPS - NOT_COUNTED} steps"

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from engine_peers.ratios import Ratio, ratio
-from sleeping import Sleeper, Sleeps, kept
+from sleeping import Sleeper, Sleeps, activations
 from split_contest.page import paste
 from torch import nn
 
@@ -40,7 +40,7 @@ from drumline.schedules.pipeline import Pipeline, pipeline_order
 
 RANKS, LAYERS, WIDTH = 4, 8, 16384
 BYTES = 4 * WIDTH
-"""What a layer keeps of a micro-batch of one sample, and what goes from stage to stage."""
+"""Activation bytes of a layer for a micro-batch of one sample; a message between stages has as many."""
 WARM = 2
 NEAR = 0.10
 """How far a step may be from its prediction."""
@@ -48,7 +48,7 @@ NEAR = 0.10
 
 @dataclass(frozen=True)
 class Case:
-    """An order, and how many stages a rank has."""
+    """A schedule, and the number of stages per rank."""
 
     schedule: str
     virtual: int = 1
@@ -58,17 +58,17 @@ class Case:
 
     @property
     def layers(self) -> int:
-        """Of one stage."""
+        """Number of layers per stage."""
         return LAYERS // (RANKS * self.virtual)
 
     def plan(self, micro: int) -> str:
-        """As the engine takes it, with equal stages."""
+        """Write the plan in notation, with equal stages."""
         starts = "+".join(f"layers.{i}" for i in range(self.layers, LAYERS, self.layers))
         more = f",virtual={self.virtual}" if self.virtual > 1 else ""
         return f"pp={RANKS},micro={micro},schedule={self.schedule}{more},split={starts},backend=gloo"
 
     def order(self, micro: int) -> Pipeline:
-        """The table that the engine runs."""
+        """Build the action table that the engine runs."""
         return pipeline_order(self.schedule, RANKS, micro, self.virtual)
 
 
@@ -76,26 +76,26 @@ NAIVE, GPIPE, ONE, INTER = Case("naive"), Case("gpipe"), Case("1f1b"), Case("int
 H1, V = Case("zero-bubble"), Case("zero-bubble", 2)
 CASES = (NAIVE, GPIPE, ONE, INTER, H1, V)
 CHAIN = ((NAIVE, ONE), (ONE, INTER), (INTER, H1), (INTER, V))
-"""(slower, faster), as the theory has it."""
+"""(slower, faster) according to theory."""
 
 
 @dataclass
-class Found:
-    """What a rank found."""
+class Results:
+    """Measurements of one rank."""
 
     message: float = 0.0
     """Seconds of one message between stages."""
     seconds: dict[Case, list[float]] = field(default_factory=dict)
-    """Of a step, the slowest rank's, by block."""
-    held: dict[Case, int] = field(default_factory=dict)
-    """The most forwards of a stage that this rank held at once."""
+    """Seconds per step of the slowest rank, by block."""
+    forwards: dict[Case, int] = field(default_factory=dict)
+    """Peak number of forwards whose activations this rank kept at once."""
     bytes: dict[Case, int] = field(default_factory=dict)
-    """The most bytes that this rank's layers kept at once."""
+    """Peak activation bytes of this rank's layers."""
     loss: dict[Case, float] = field(default_factory=dict)
 
 
 class Layers(nn.Module):
-    """The layers one behind the other; the first one has no gradient of its input, and sleeps as long all the same."""
+    """A chain of layers; the first has no input gradient to compute, but sleeps as long as the others."""
 
     def __init__(self, sleeps: Sleeps) -> None:
         super().__init__()
@@ -107,27 +107,27 @@ class Layers(nn.Module):
         return x
 
 
-def contest(emit: Callable[[dict[str, Any]], None], sleeps: Sleeps, micro: int, blocks: int) -> Found:
-    """All orders in turns, on one rank."""
+def contest(emit: Callable[[dict[str, Any]], None], sleeps: Sleeps, micro: int, blocks: int) -> Results:
+    """Run all schedules in turns, on one rank."""
     connect(backend="gloo")
     torch.set_num_threads(1)
     job = _job(sleeps, micro)
     engines = {case: initialize(job, case.plan(micro)) for case in CASES}
     batches = {case: next(iter(engine.data(1))) for case, engine in engines.items()}
-    found = Found(message=_message(), seconds={case: [] for case in CASES})
+    results = Results(message=_message_seconds(), seconds={case: [] for case in CASES})
     for case, engine in engines.items():
         for _ in range(WARM):
-            kept.restart()
-            found.loss[case] = engine.step(batches[case])
-        found.held[case], found.bytes[case] = _peak(engine), kept.peak
+            activations.restart()
+            results.loss[case] = engine.step(batches[case])
+        results.forwards[case], results.bytes[case] = _peak_forwards(engine), activations.peak
     for block in range(blocks):
         for case in random.Random(block).sample(CASES, len(CASES)):
-            found.seconds[case].append(_timed(partial(engines[case].step, batches[case])))
+            results.seconds[case].append(_timed(partial(engines[case].step, batches[case])))
         emit({"block": block + 1})
-    return found
+    return results
 
 
-def _peak(engine: Engine) -> int:
+def _peak_forwards(engine: Engine) -> int:
     assert isinstance(engine.strategy, ModelParallel)
     return engine.strategy.peak
 
@@ -145,7 +145,7 @@ def _job(sleeps: Sleeps, micro: int) -> Job:
 
 
 def _timed(step: Callable[[], Any]) -> float:
-    """Seconds, of the slowest rank."""
+    """Time a step: seconds of the slowest rank."""
     dist.barrier()
     begin = time.perf_counter()
     step()
@@ -154,8 +154,8 @@ def _timed(step: Callable[[], Any]) -> float:
     return taken.item()
 
 
-def _message(rounds: int = 30) -> float:
-    """Half of a way there and back between the first two ranks."""
+def _message_seconds(rounds: int = 30) -> float:
+    """Time half a round trip between the first two ranks."""
     x, times = torch.zeros(WIDTH), []
     for _ in range(rounds):
         dist.barrier()
@@ -173,9 +173,9 @@ def _message(rounds: int = 30) -> float:
 
 
 def predicted(case: Case, micro: int, sleeps: Sleeps, message: float) -> float:
-    """Seconds of a step by its order alone.
+    """Predict the seconds of a step from its schedule alone.
 
-    The first stage has no inputs to be differentiated: where the backward is split, all of it is in W.
+    The first stage has no input gradient to compute: where the backward is split, all of it is in W.
     """
     order, n = case.order(micro), case.layers
     f, b, w = (n * t for t in (sleeps.forward, sleeps.input, sleeps.weight))
@@ -187,61 +187,64 @@ def predicted(case: Case, micro: int, sleeps: Sleeps, message: float) -> float:
     return time_pipeline(order, forward=f, backward=backward, weight=weight, transfer=message).seconds
 
 
-def report(ranks: list[Found], micro: int, sleeps: Sleeps) -> list[str]:
-    """The table, and what it says about what was expected."""
-    found = ranks[0]
+def report(ranks: list[Results], micro: int, sleeps: Sleeps) -> list[str]:
+    """Format the table and compare it with the expectations."""
+    results = ranks[0]
     ms = " + ".join(f"{1e3 * t:g}" for t in (sleeps.forward, sleeps.input, sleeps.weight))
     lines = [
         f"{LAYERS} layers of {ms} ms (forward, gradient of the input, of the weight), {micro} micro-batches; a message "
-        f"of {BYTES // 1024} KiB takes {1e3 * found.message:.2f} ms; {len(found.seconds[ONE])} blocks.",
+        f"of {BYTES // 1024} KiB takes {1e3 * results.message:.2f} ms; {len(results.seconds[ONE])} blocks.",
         "",
-        "| order | predicted | step | step / predicted | within 10% | most held, by rank | most KiB kept | by theory |",
+        "| order | predicted | step | step / predicted | within 10% | most forwards kept, by rank | most KiB kept "
+        "| in theory |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for case in CASES:
-        want = predicted(case, micro, sleeps, found.message)
-        r = ratio(found.seconds[case], [want] * len(found.seconds[case]))
-        held = ", ".join(str(rank.held[case]) for rank in ranks)
+        expected = predicted(case, micro, sleeps, results.message)
+        r = ratio(results.seconds[case], [expected] * len(results.seconds[case]))
+        forwards = ", ".join(str(rank.forwards[case]) for rank in ranks)
         most = max(rank.bytes[case] for rank in ranks)
-        step = 1e3 * statistics.median(found.seconds[case])
+        step = 1e3 * statistics.median(results.seconds[case])
         lines.append(
-            f"| {case} | {1e3 * want:.1f} ms | {step:.1f} ms | {r} | {_near(r)} "
-            f"| {held} | {most // 1024} | {_theory(case, micro) // 1024} |"
+            f"| {case} | {1e3 * expected:.1f} ms | {step:.1f} ms | {r} | {_verdict(r)} "
+            f"| {forwards} | {most // 1024} | {_peak_in_theory(case, micro) // 1024} |"
         )
-    return [*lines, "", *_promises(ranks, micro)]
+    return [*lines, "", *_conclusions(ranks, micro)]
 
 
-def _near(r: Ratio) -> str:
+def _verdict(r: Ratio) -> str:
     if r.low >= 1 - NEAR and r.high <= 1 + NEAR:
         return "kept"
     return "missed" if r.low > 1 + NEAR or r.high < 1 - NEAR else "open: the interval holds the bound"
 
 
-def _theory(case: Case, micro: int) -> int:
-    """The most bytes on one rank, if stages keep the inputs of their layers until the weights have their gradients."""
+def _peak_in_theory(case: Case, micro: int) -> int:
+    """Peak bytes of a rank if stages keep the inputs of their layers until the weight gradients are computed."""
     order = case.order(micro)
     return int(max(peak_activation_bytes(order, [case.layers * BYTES] * order.stages)))
 
 
-def _promises(ranks: list[Found], micro: int) -> list[str]:
-    found, lines = ranks[0], []
+def _conclusions(ranks: list[Results], micro: int) -> list[str]:
+    results, lines = ranks[0], []
     for slow, fast in CHAIN:
-        r = ratio(found.seconds[slow], found.seconds[fast])
+        r = ratio(results.seconds[slow], results.seconds[fast])
         verdict = "ahead" if r.low > 1 else "behind" if r.high < 1 else "level"
         lines.append(f"- {slow} takes {r} of {fast}: {fast} is {verdict}.")
     measured = {case: max(rank.bytes[case] for rank in ranks) for case in CASES}
-    theory = {case: _theory(case, micro) for case in CASES}
+    theory = {case: _peak_in_theory(case, micro) for case in CASES}
     wrong = [str(case) for case in CASES if measured[case] != theory[case]]
-    said = f"differ from theory: {', '.join(wrong)}" if wrong else "are those of theory, to the byte, for every order"
+    verdict = (
+        f"differ from theory: {', '.join(wrong)}" if wrong else "are those of theory, to the byte, for every order"
+    )
     listed = " <= ".join(str(case) for case in sorted(CASES, key=measured.__getitem__))
-    lines.append(f"- The most bytes of activations at once {said}: {listed}.")
-    spread = max(found.loss.values()) - min(found.loss.values())
+    lines.append(f"- The most bytes of activations at once {verdict}: {listed}.")
+    spread = max(results.loss.values()) - min(results.loss.values())
     lines.append(f"- The losses of the orders differ by {spread:.1e}.")
     return lines
 
 
 def main() -> None:
-    """Run, print, and paste."""
+    """Run the schedules, print the table, and paste it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=20, help="of every order: a step each")
     parser.add_argument("--sleep", type=float, default=20.0, help="milliseconds of each part of a layer")

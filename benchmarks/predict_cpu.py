@@ -3,11 +3,11 @@
     python benchmarks/predict_cpu.py [--jobs gpt,cnn] [--more gru] [--ranks 1,2,4] [--seconds 40] [--clusters FOLDER]
         [--paste]
 
-For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and kept there).
-Then every job is predicted from its trace and run by the engine, as `drumline train` does: the speed of the moment is
-looked at before the first step. What the run measured becomes a correction, beside those of the jobs before it, and the
-job is predicted and run once more, at once. A run takes as many steps as its prediction says fill `--seconds`: a longer
-one has the mean of more of what comes and goes on a shared machine, if not of all (benchmarks/repeats.py). Expected
+For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and stored there).
+Then every job is predicted from its trace and run by the engine, as `drumline train` does: the current speed is probed
+before the first step. The measurements of the run become a correction, next to those of earlier jobs, and the job is
+predicted and run once more, immediately. A run takes as many steps as should fill `--seconds` according to its
+prediction: a longer run averages over more of the disturbances of a shared machine (benchmarks/repeats.py). Expected
 before measuring: errors of the first runs at most 15% on average; those of the second runs at most half as large. It
 should take three quarters of an hour, on a machine that does nothing else; half of it with `--more ""`.
 """
@@ -49,7 +49,7 @@ _FILES = {**dict.fromkeys(MORE, "cpu_more.py"), **dict.fromkeys(UNSEEN, "cpu_uns
 LEAST = 30
 """Steps of a run at least; three of them are not counted."""
 MOST, HALF = 0.15, 0.5
-"""What is promised: the mean error of first runs, and of second runs against it."""
+"""Bounds: the mean error of first runs, and of second runs relative to it."""
 
 
 @dataclass(frozen=True)
@@ -61,14 +61,14 @@ class Case:
     profile: Profile
     cluster: Cluster
 
-    def predicted(self, taught: Sequence[ObservedRun]) -> Estimate:
-        """By the closed form, and what some runs taught."""
-        return estimate(self.profile, self.plan, dataclasses.replace(self.cluster, corrections=fit_corrections(taught)))
+    def predicted(self, runs: Sequence[ObservedRun]) -> Estimate:
+        """Predict by the closed form, corrected by some runs."""
+        return estimate(self.profile, self.plan, dataclasses.replace(self.cluster, corrections=fit_corrections(runs)))
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What one run of a case measured."""
+    """Measurements of one run of a case."""
 
     case: Case
     seconds: float
@@ -76,7 +76,7 @@ class Ran:
     seen: ObservedRun
 
     def error(self, predicted: Estimate) -> float:
-        """Relative, with its sign, at the speed of the moment."""
+        """Signed relative error at the current speed."""
         return predicted.at_speed(self.speed).step_seconds / self.seconds - 1
 
 
@@ -98,8 +98,8 @@ def main() -> None:
         second += twice[1::2]
         others += _round([case for case in cases if case.name in more], options.seconds)
     lines = page(first, second)
-    lines += once("Jobs that were looked at while the price was made", [r for r in others if r.case.name in MORE])
-    lines += once("Jobs that nobody ran before", [r for r in others if r.case.name in UNSEEN])
+    lines += once("Jobs used while the cost model was made", [r for r in others if r.case.name in MORE])
+    lines += once("Jobs never run before", [r for r in others if r.case.name in UNSEEN])
     lines.append(f"- All of it took {time.monotonic() - start:.0f} s.")
     print("\n".join(lines))
     if options.paste:
@@ -122,30 +122,30 @@ def _reference(name: str) -> str:
 
 
 def _round(cases: Sequence[Case], seconds: float) -> list[Ran]:
-    """Run the cases one after the other, in the same ranks, each for so many seconds by its prediction."""
+    """Run the cases one after the other in the same ranks, each for about `seconds` by its prediction."""
     if not cases:
         return []
     device, n = cases[0].cluster.device, cases[0].plan.ranks
     steps = [max(LEAST, round(seconds / c.predicted(()).step_seconds)) for c in cases]
-    asked = [(_reference(c.name), str(c.plan), many) for c, many in zip(cases, steps, strict=True)]
+    asked = [(_reference(c.name), str(c.plan), count) for c, count in zip(cases, steps, strict=True)]
     results = run_ranks(run_all, asked, device, ranks=n, threads=device.threads or None)
     return [_ran(case, [rank[i] for rank in results]) for i, case in enumerate(cases)]
 
 
 def run_all(emit: Callable[[dict[str, Any]], None], asked: list[tuple[str, str, int]], device: DeviceSpec) -> Any:
-    """On every rank: the jobs one after the other, each as `drumline train` runs it."""
+    """Run the jobs one after the other on every rank, each as `drumline train` does."""
     from drumline.loop.rank_tasks import train_rank
     from drumline.runtime.guards.guard import Guards
 
-    found = []
+    results = []
     for reference, plan, steps in asked:
-        told: list[dict[str, Any]] = []
-        result = train_rank(told.append, reference, plan, steps, False, device, Guards())
-        speed = next((e["speed"] for e in told if "speed" in e), None)
-        each = [e["seconds"] for e in told if "seconds" in e][-result["counted"] :]
-        kept = {k: result[k] for k in ("step_seconds", "own_by_phase")}
-        found.append({"speed": speed, "during": result["speed"], "drift": result["drift"], "each": each, **kept})
-    return found
+        events: list[dict[str, Any]] = []
+        result = train_rank(events.append, reference, plan, steps, False, device, Guards())
+        speed = next((e["speed"] for e in events if "speed" in e), None)
+        each = [e["seconds"] for e in events if "seconds" in e][-result["counted"] :]
+        timing = {k: result[k] for k in ("step_seconds", "own_by_phase")}
+        results.append({"speed": speed, "during": result["speed"], "drift": result["drift"], "each": each, **timing})
+    return results
 
 
 def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
@@ -164,13 +164,13 @@ def _ran(case: Case, ranks: list[dict[str, Any]]) -> Ran:
         drift=ranks[0]["drift"],
     )
     expected = format_seconds(raw.at_speed(speed).step_seconds)
-    pace = f"speed {speed:.3f}, {ranks[0]['during']:.3f} by looks before and after"
+    pace = f"speed {speed:.3f}, {ranks[0]['during']:.3f} by probes before and after"
     print(f"{case.name} {case.plan}: {format_seconds(seconds)}, predicted {expected}, {pace}", flush=True)
     return Ran(case, seconds, speed, seen)
 
 
 def page(first: Sequence[Ran], second: Sequence[Ran]) -> list[str]:
-    """The table of errors, and whether what was expected holds."""
+    """Format the table of errors and compare it with the bounds."""
     lines = [
         "| job | ranks | plan | step | first run | step | second run, corrected | by other jobs alone | uncorrected |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -179,17 +179,17 @@ def page(first: Sequence[Ran], second: Sequence[Ran]) -> list[str]:
     for a, b in zip(first, second, strict=True):
         case = a.case
         here = [r for r in first if r.case.cluster is case.cluster]  # each measurement has its own corrections
-        taught = [r.seen for r in here[: here.index(a) + 1]]  # what had run by then
-        found = {
+        previous = [r.seen for r in here[: here.index(a) + 1]]  # all runs until then
+        signed = {
             "first": a.error(case.predicted(())),
-            "second": b.error(case.predicted(taught)),
+            "second": b.error(case.predicted(previous)),
             "others": b.error(case.predicted([r.seen for r in here if r.case.name != case.name])),
             "raw": b.error(case.predicted(())),
             "again": a.seconds / b.seconds - 1,
         }
-        for key, value in found.items():
+        for key, value in signed.items():
             errors[key].append(abs(value))
-        shown = {k: f"{100 * v:+.1f}%" for k, v in found.items()}
+        shown = {k: f"{100 * v:+.1f}%" for k, v in signed.items()}
         lines.append(
             f"| {case.name} | {case.plan.ranks} | `{case.plan}` | {format_seconds(a.seconds)} | {shown['first']} | "
             f"{format_seconds(b.seconds)} | {shown['second']} | {shown['others']} | {shown['raw']} |"
@@ -198,7 +198,7 @@ def page(first: Sequence[Ran], second: Sequence[Ran]) -> list[str]:
 
 
 def once(what: str, ran: Sequence[Ran]) -> list[str]:
-    """Jobs that run once, each with its error by number of ranks."""
+    """List the errors of jobs that ran once, by number of ranks."""
     if not ran:
         return []
     shown: dict[str, list[str]] = {}
@@ -208,25 +208,25 @@ def once(what: str, ran: Sequence[Ran]) -> list[str]:
             f"{100 * error:+.1f}% of {format_seconds(r.seconds)} with {r.case.plan.ranks}"
         )
     mean = statistics.mean(abs(error) for _, error in errors)
-    each = "; ".join(f"{name} {', '.join(said)}" for name, said in shown.items())
-    said = f"mean error {100 * mean:.1f}%: {_kept(mean <= MOST)}"
-    return [f"- {what}, uncorrected: {said}. By ranks: {each}."]
+    each = "; ".join(f"{name} {', '.join(errors_of)}" for name, errors_of in shown.items())
+    verdict = f"mean error {100 * mean:.1f}%: {_kept(mean <= MOST)}"
+    return [f"- {what}, uncorrected: {verdict}. By ranks: {each}."]
 
 
 def verdicts(errors: dict[str, list[float]]) -> list[str]:
-    """Sentences on the means."""
+    """Write a sentence about each mean error."""
     mean = {k: statistics.mean(v) for k, v in errors.items()}
-    said = {k: f"{100 * v:.1f}%" for k, v in mean.items()}
+    percent = {k: f"{100 * v:.1f}%" for k, v in mean.items()}
     half = mean["second"] <= HALF * mean["first"]
     return [
-        f"- First runs, uncorrected: mean error {said['first']} (worst {100 * max(errors['first']):.1f}%); at most "
+        f"- First runs, uncorrected: mean error {percent['first']} (worst {100 * max(errors['first']):.1f}%); at most "
         f"{100 * MOST:.0f}% was expected: {_kept(mean['first'] <= MOST)}.",
-        f"- Second runs, corrected by the first ones: {said['second']} (worst {100 * max(errors['second']):.1f}%), "
+        f"- Second runs, corrected by the first ones: {percent['second']} (worst {100 * max(errors['second']):.1f}%), "
         f"{mean['second'] / mean['first']:.2f} of the first's; at most half was expected: {_kept(half)}.",
-        f"- Second runs by what other jobs taught alone: {said['others']}; without corrections {said['raw']}: "
+        f"- Second runs corrected by other jobs alone: {percent['others']}; without corrections {percent['raw']}: "
         f"{'it helps' if mean['others'] < mean['raw'] else 'it does not help'} a job that never ran here.",
-        f"- The first run's own time, as a prediction of the second: {said['again']} (worst "
-        f"{100 * max(errors['again']):.1f}%). So far does the machine repeat itself.",
+        f"- The first run's own time, as a prediction of the second: {percent['again']} (worst "
+        f"{100 * max(errors['again']):.1f}%). That is how repeatable the machine is.",
     ]
 
 
@@ -241,7 +241,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--more", default=more, help=f"which of {more}")
     parser.add_argument("--ranks", default="1,2,4", help="which of 1, 2 and 4")
     parser.add_argument("--seconds", type=float, default=40.0, help="of every run, as predicted")
-    parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; kept there")
+    parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; stored there")
     parser.add_argument("--paste", action="store_true", help="write into docs/log/cpu.md")
     return parser.parse_args()
 

@@ -2,12 +2,12 @@
 
     python benchmarks/predict_gpu.py run OUT [--only NAME ...] [--cluster FILE] [--unseen]    on the GPU
     python benchmarks/predict_gpu.py page OUT/results.json [--engine FILE ...] [--unseen]     writes docs/gpu.md
-    python benchmarks/predict_gpu.py engine FILE                                    only what benchmarks/gpu.py printed
+    python benchmarks/predict_gpu.py engine FILE                                    only the output of benchmarks/gpu.py
 
-`run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, writes down
-what it predicts, and only then runs it: the median of 20 steps, and the peak of allocated memory. As `drumline train`
-does, it looks how fast the host is now against when it was measured (half a second), and predicts for that; what would
-have been predicted without the look is written beside it. At the end two models are tried under a cap of memory: with
+`run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, records its
+prediction, and only then runs it: the median of 20 steps, and the peak of allocated memory. As `drumline train`
+does, it probes how fast the host is now compared with the measurement (half a second) and predicts for that speed; the
+prediction without the probe is recorded, too. At the end two models are tried under a cap of memory: with
 the largest batch that is predicted to leave a tenth free, and with the smallest that is predicted not to fit. Expected
 before measuring: step time within 10% on average and 20% at worst, memory within 5% on average.
 """
@@ -163,10 +163,10 @@ def capped(entry: Entry, cluster: Cluster) -> dict[str, Any]:
 
     fits = max((b for b in range(2, 2000, 2) if needs(b) <= 0.9 * CAP), default=2)
     not_fits = next(b for b in range(2, 4000, 2) if needs(b) > CAP)
-    found: dict[str, Any] = {"name": entry.name, "cap": CAP}
+    result: dict[str, Any] = {"name": entry.name, "cap": CAP}
     for word, batch in (("fits", fits), ("does not fit", not_fits)):
-        found[word] = {"batch": batch, "predicted": needs(batch), **_try(entry, plan, batch)}
-    return found
+        result[word] = {"batch": batch, "predicted": needs(batch), **_try(entry, plan, batch)}
+    return result
 
 
 def _try(entry: Entry, plan: dl.Plan, batch: int) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _spread(times: list[float]) -> float:
 
 
 def _measured(seconds: float) -> str:
-    """How the numbers were come by; 0 seconds where a cluster file was given."""
+    """Describe the measurement; 0 seconds if a cluster file was given."""
     return f"measured in {seconds:.0f} s" if seconds else "priced by a measurement made before"
 
 
@@ -210,7 +210,7 @@ def _machine() -> str:
 
 
 def free() -> None:
-    """Forget what the last model held."""
+    """Free the memory of the last model."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -220,7 +220,7 @@ def free() -> None:
 
 
 def summary(results: dict[str, Any]) -> str:
-    """The table, the mean and the worst of both errors, and what happened under the cap."""
+    """Format the table, the mean and the worst of both errors, and the results under the cap."""
     lines = [
         "| model | plan | batch | step | predicted | error | peak | predicted | error |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -246,14 +246,14 @@ def summary(results: dict[str, Any]) -> str:
             f"Step time: mean error {100 * statistics.mean(times):.1f}%, worst {100 * max(times):.1f}%. "
             f"Peak memory: mean error {100 * statistics.mean(peaks):.1f}%, worst {100 * max(peaks):.1f}%.",
         ]
-    for found in results.get("caps", ()):
+    for case in results.get("caps", ()):
         lines.append("")
         for word in ("fits", "does not fit"):
-            tried = found[word]
+            tried = case[word]
             margin = "with a tenth to spare " if word == "fits" else ""
-            cap, needs = found["cap"] / 2**30, tried["predicted"] / 2**30
+            cap, needs = case["cap"] / 2**30, tried["predicted"] / 2**30
             lines.append(
-                f"{found['name']} under a cap of {cap:.0f} GiB: a batch of {tried['batch']} is predicted to need "
+                f"{case['name']} under a cap of {cap:.0f} GiB: a batch of {tried['batch']} is predicted to need "
                 f"{needs:.2f} GiB ({word} {margin}".rstrip()
                 + f"); it {tried['verdict']}."
             )
@@ -261,7 +261,7 @@ def summary(results: dict[str, Any]) -> str:
 
 
 def page(path: Path, engine: list[Path], mark: str) -> None:
-    """Put the table into docs/gpu.md, and what benchmarks/gpu.py printed, where it is given."""
+    """Paste the table into docs/gpu.md, and the output of benchmarks/gpu.py if it is given."""
     results = json.loads(path.read_text())
     head = (
         f"{results['machine']}; {_measured(results['measure_seconds'])}, median spread of the repeats "
@@ -273,7 +273,7 @@ def page(path: Path, engine: list[Path], mark: str) -> None:
 
 
 def paste_engine(engine: list[Path]) -> None:
-    """Put what benchmarks/gpu.py printed into docs/gpu.md."""
+    """Paste the output of benchmarks/gpu.py into docs/gpu.md."""
     lines = [line for p in engine for line in p.read_text().splitlines()]
     shown = [line for line in dict.fromkeys(lines) if not line.startswith(("   predicted", "("))]
     _paste(MARKS["engine"], "\n".join(["```", *shown, "```"]))
@@ -292,9 +292,9 @@ def main() -> None:
     parser.add_argument("path", type=Path)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--cluster")
-    parser.add_argument("--engine", nargs="*", type=Path, default=[], help="what benchmarks/gpu.py printed")
+    parser.add_argument("--engine", nargs="*", type=Path, default=[], help="files with the output of benchmarks/gpu.py")
     parser.add_argument("--unseen", action="store_true", help="the models of gpu_models/unseen.py instead")
-    parser.add_argument("--kernels", action="store_true", help="write down the kernels of a step of each, too")
+    parser.add_argument("--kernels", action="store_true", help="also record the kernels of a step of each")
     given = parser.parse_args()
     if given.what == "engine":
         paste_engine([given.path, *given.engine])

@@ -108,7 +108,7 @@ CONTESTANTS = {
 
 
 def recovery(text: str, command: list[str]) -> tuple[float, float]:
-    """Seconds from the kill of rank 1 until the launcher says so, and until both ranks have computed; or infinite."""
+    """Kill rank 1; returns the seconds until the launcher reports it and until both ranks compute, or infinity."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "script.py").write_text(text)
@@ -139,13 +139,13 @@ def recovery(text: str, command: list[str]) -> tuple[float, float]:
 
 
 def _read(process: subprocess.Popen[str], lines: list[tuple[float, str]]) -> None:
-    """Thread: note when each line was printed."""
+    """Record when each line was printed; runs in a thread."""
     for line in process.stdout or ():
         lines.append((time.monotonic(), line))
 
 
 def _noticed(lines: list[tuple[float, str]], killed: float) -> float:
-    """Seconds from the kill to the first line which says that a rank failed."""
+    """Find the seconds from the kill to the first line that reports a failed rank."""
     return next((t - killed for t, line in list(lines) if t > killed and FAILED.search(line)), math.inf)
 
 
@@ -155,7 +155,7 @@ def _steps(folder: Path, rank: int) -> list[float]:
 
 
 def _wait(done: Callable[[], bool], process: subprocess.Popen[str]) -> bool:
-    """Whether it was done within a minute, while the run went on."""
+    """Wait until it is done; False after a minute, or if the run has ended."""
     end = time.monotonic() + 60
     while not done():
         if process.poll() is not None or time.monotonic() > end:
@@ -173,8 +173,8 @@ def main() -> None:
     noticed: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     for _ in range(options.rounds):
         for name, (text, command) in CONTESTANTS.items():
-            said, again = recovery(text, command)
-            noticed[name].append(said)
+            seconds_to_notice, again = recovery(text, command)
+            noticed[name].append(seconds_to_notice)
             seconds[name].append(again)
     both = [pair for pair in zip(*seconds.values(), strict=True) if max(pair) < math.inf]
     rows = ["| | median | slowest |", "|---|---|---|"]

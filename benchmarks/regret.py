@@ -2,9 +2,9 @@
 
     python benchmarks/regret.py [--jobs gpt,cnn] [--ranks 2,4] [--clusters FOLDER] [--paste]
 
-For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and kept there), and
-every job is planned from its trace as `drumline train --plan auto` does it, without corrections. Candidates that differ
-in micro-batches and recomputation alone are one mesh with one sharding. All meshes are measured: with their two
+For each number of ranks the machine is measured with that number (or read from FOLDER/cpu-N.toml, and stored there),
+and every job is planned from its trace as `drumline train --plan auto` does it, without corrections. Candidates that
+differ in micro-batches and recomputation alone are one mesh with one sharding. All meshes are measured: with their two
 cheapest choices, or with one where the cheapest is priced at more than DEAR times the chosen plan. Every plan runs a
 block of steps; the chosen one and those that came near the fastest then run blocks in turns, and ratios are taken turn
 by turn. Expected before measuring: the chosen plan takes at most 1.10 of the fastest's time. Ranks are started once for
@@ -41,13 +41,13 @@ from drumline.tracing import trace
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "log" / "regret.md"
 MOST = 1.10
-"""What is promised: the chosen plan's time over the fastest one's."""
-OF_ONE, DEAR = 2, 1.3
-"""Plans of one mesh and sharding that are measured; one alone of those that are so much dearer than the chosen plan."""
+"""Bound on the regret: the chosen plan's time divided by the fastest one's."""
+PER_GROUP, DEAR = 2, 1.3
+"""Measured plans per mesh and sharding; only one where the price exceeds the chosen plan's by this factor."""
 WARM, BLOCK, TURNS = 2, 3, 7
-"""Steps that are not counted, steps of a block, and blocks of each finalist."""
+"""Warm-up steps, steps per block, and blocks of each finalist."""
 NEAR, FINALISTS = 1.2, 5
-"""Those within this factor of the fastest are finalists, and so many at most beside the chosen one."""
+"""Plans within this factor of the fastest are finalists; at most this number besides the chosen one."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Contest:
-    """A job with a number of ranks: what was offered, and what was measured."""
+    """Offered and measured plans of a job with a number of ranks."""
 
     name: str
     ranks: int
@@ -75,20 +75,20 @@ class Contest:
 
 
 def main() -> None:
-    """Measure the machine, plan, run all of it."""
+    """Measure the machine, plan, and run all plans."""
     options = _options()
     begin = time.monotonic()
     jobs, ranks = options.jobs.split(","), [int(n) for n in options.ranks.split(",")]
-    found: list[Contest] = []
+    contests: list[Contest] = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.clusters or temporary)
         clusters = {n: _cluster(n, folder) for n in ranks}
     for cluster in clusters.values():
         with Worlds(cluster.device.threads or None) as worlds:
             for name in jobs:
-                found.append(contest(name, cluster, worlds))
-                print(line(found[-1]), flush=True)
-    lines = [*page(found), f"- All of it took {time.monotonic() - begin:.0f} s."]
+                contests.append(contest(name, cluster, worlds))
+                print(line(contests[-1]), flush=True)
+    lines = [*page(contests), f"- All of it took {time.monotonic() - begin:.0f} s."]
     print("\n".join(lines))
     if options.paste:
         paste("regret", lines, "pasted by `python benchmarks/regret.py --paste`", PAGE)
@@ -102,13 +102,13 @@ def _cluster(n: int, folder: Path) -> Cluster:
 
 
 def contest(name: str, cluster: Cluster, worlds: Worlds) -> Contest:
-    """Plan one job, measure what was offered, and hold the chosen plan against the fastest."""
+    """Plan one job, measure the offered plans, and compare the chosen plan with the fastest."""
     reference = f"{HERE / 'cpu_jobs.py'}:{name}"
     job = Job.load(reference)
     answer, estimates = search(trace(job), cluster)
     chosen, _ = best_runnable(job, answer)
     offers = [Offer(c.plan, estimates[str(c.plan)].step_seconds) for c in answer.candidates if c.fits]
-    measured = [o for o in few_of_each(offers) if _runs(job, o.plan)]
+    measured = [o for o in cheapest_of_each(offers) if _runs(job, o.plan)]
     first = {}
     for offer in measured:
         first[str(offer.plan)] = _block(worlds, reference, offer.plan, warm=WARM)
@@ -133,17 +133,17 @@ def contest(name: str, cluster: Cluster, worlds: Worlds) -> Contest:
     )
 
 
-def few_of_each(offers: Sequence[Offer]) -> list[Offer]:
-    """The best by price of those that differ in micro-batches and recomputation alone; the chosen one is among them."""
-    found: dict[Plan, list[Offer]] = {}
+def cheapest_of_each(offers: Sequence[Offer]) -> list[Offer]:
+    """Keep the cheapest of plans that differ only in micro-batches and recomputation; the chosen one is among them."""
+    groups: dict[Plan, list[Offer]] = {}
     for offer in sorted(offers, key=lambda o: o.predicted):
-        found.setdefault(dataclasses.replace(offer.plan, micro=1, recompute="none"), []).append(offer)
+        groups.setdefault(dataclasses.replace(offer.plan, micro=1, recompute="none"), []).append(offer)
     most = DEAR * min(o.predicted for o in offers)
-    return [o for of_one in found.values() for o in of_one[: OF_ONE if of_one[0].predicted <= most else 1]]
+    return [o for group in groups.values() for o in group[: PER_GROUP if group[0].predicted <= most else 1]]
 
 
 def _runs(job: Job, plan: Plan) -> bool:
-    """Whether the engine can split this model so; `drumline train` passes over what it cannot."""
+    """Check that the engine can split this model so; `drumline train` skips plans that it cannot run."""
     try:
         check_job(job, plan)
     except (PlanError, TraceError):
@@ -152,7 +152,7 @@ def _runs(job: Job, plan: Plan) -> bool:
 
 
 def in_turns(worlds: Worlds, reference: str, finalists: Sequence[Offer]) -> dict[str, list[float]]:
-    """Blocks of each plan, in turns that begin with another plan every time."""
+    """Time blocks of each plan in turns; each turn begins with another plan."""
     times: dict[str, list[float]] = {str(o.plan): [] for o in finalists}
     for offer in finalists:
         _each(worlds, offer.plan, steps.set_up, reference, WARM)
@@ -166,7 +166,7 @@ def in_turns(worlds: Worlds, reference: str, finalists: Sequence[Offer]) -> dict
 
 
 def _block(worlds: Worlds, reference: str, plan: Plan, *, warm: int = 0) -> float:
-    """The slowest rank's seconds of a step."""
+    """Time a block: seconds per step of the slowest rank."""
     if warm:
         _each(worlds, plan, steps.set_up, reference, warm)
     return max(_each(worlds, plan, steps.block, reference, BLOCK))
@@ -177,25 +177,25 @@ def _each(worlds: Worlds, plan: Plan, what: object, reference: str, *more: int) 
     return worlds.call(plan.processes, what, reference, str(plan), *more)
 
 
-def page(found: Sequence[Contest]) -> list[str]:
-    """The table, and whether what was expected holds."""
+def page(contests: Sequence[Contest]) -> list[str]:
+    """Format the table and compare it with the bound."""
     lines = [
         "| job | ranks | offered | measured | chosen | predicted | step | fastest | predicted | step | ratio | |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
-        *map(line, found),
+        *map(line, contests),
     ]
-    kept = sum(c.regret.middle <= MOST for c in found)
-    worst = max(found, key=lambda c: c.regret.middle)
+    met = sum(c.regret.middle <= MOST for c in contests)
+    worst = max(contests, key=lambda c: c.regret.middle)
     return [
         *lines,
         "",
-        f"- At most {MOST:.2f} of the fastest plan's time was expected: {kept} of {len(found)} kept it; the worst is "
+        f"- At most {MOST:.2f} of the fastest plan's time was expected: {met} of {len(contests)} kept it; the worst is "
         f"{worst.name} with {worst.ranks} ranks, {worst.regret}.",
     ]
 
 
 def line(c: Contest) -> str:
-    """A row of the table."""
+    """Format a row of the table."""
     cells = [
         c.name,
         str(c.ranks),
@@ -217,7 +217,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", default=",".join(NAMES), help="which of " + ", ".join(NAMES))
     parser.add_argument("--ranks", default="2,4", help="with how many ranks")
-    parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; kept there")
+    parser.add_argument("--clusters", help="a folder with measurements of this machine, cpu-N.toml; stored there")
     parser.add_argument("--paste", action="store_true", help="write into docs/log/regret.md")
     return parser.parse_args()
 

@@ -46,7 +46,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from server_ring.table import TINY, bytes_per_second, lines_of
+from server_ring.table import TINY, bytes_per_second, table_lines
 from split_contest.page import paste
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -89,7 +89,7 @@ def main() -> int:
             return 1
     if given.record:
         given.record.write_text(json.dumps(results), encoding="utf-8")
-    lines = lines_of(results)
+    lines = table_lines(results)
     print("\n".join(lines))
     if given.paste:
         from drumline.measurement.machine import cpu_name
@@ -102,12 +102,12 @@ def main() -> int:
 
 
 def command_line() -> str:
-    """This program with its arguments, as a page names it."""
+    """Format the command line of this run for the page."""
     return shlex.join(["python", "benchmarks/server_or_ring.py", *sys.argv[1:]])
 
 
 def measure_all(given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every rate and number of workers; empty, with its reason printed, where hosts cannot be made."""
+    """Measure every rate and number of workers; empty, with the reason printed, if hosts cannot be made."""
     from netns import Unable, switched_hosts
 
     import drumline.runtime.training.preload  # noqa: F401  # processes are forked from this one
@@ -134,7 +134,7 @@ def number_of(word: str, workers: int) -> int:
 
 @dataclass(slots=True)
 class Case:
-    """Something that processes do at the same time."""
+    """An action that processes run at the same time."""
 
     seconds: Callable[[int, float], list[float]]
     """Seconds of each time, of a number of times, `every` so many seconds or one right after the other."""
@@ -143,7 +143,7 @@ class Case:
     every: float = 0.0
 
     def prepare(self) -> None:
-        """Do it once to warm up, and once to know how often to repeat it."""
+        """Run it once to warm up, and once to choose the number of repeats."""
         self.seconds(1, 0.0)
         [taken] = self.seconds(1, 0.0)
         self.every = 0.0 if self.in_a_row else taken + max(PAUSE, taken / 2)
@@ -155,7 +155,7 @@ class Case:
 
 
 def measure(switch: Any, rate: str, workers: int, servers: list[int], rounds: int, most: int) -> dict[str, Any]:
-    """All cases of one number of workers, in turns: seconds by name."""
+    """Time all cases of one number of workers in turns: seconds by name."""
     from server_ring.processes import started
 
     # what a server's port carries is counted twice for several servers (see above)
@@ -191,7 +191,7 @@ def measure(switch: Any, rate: str, workers: int, servers: list[int], rounds: in
 
 
 def cases_of(group: Any, servers: list[int], sizes: list[int]) -> dict[str, Case]:
-    """Cases by name: an exchange or a message, and its bytes."""
+    """List the cases by name: an exchange or a message, and its bytes."""
     from server_ring.processes import seconds_of
 
     def case(processes: Any, action: str, *arguments: Any) -> Case:

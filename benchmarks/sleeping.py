@@ -1,6 +1,6 @@
-"""A layer that sleeps instead of computing, apart for its forward and its two gradients, and counts what it keeps.
+"""A layer that sleeps instead of computing, with separate times for its forward and both gradients; counts activations.
 
-It is three functions, because torch tells a function's backward once and for all which gradients are wanted: one that
+It is three functions, because torch decides once for a whole backward which gradients are needed: one that
 passes the input through, one that passes the weight through, and their product, which keeps the input.
 """
 
@@ -33,7 +33,7 @@ class Sleeper(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(1 + 0.01 * torch.randn(width))
         self.sleeps = sleeps
-        # nobody asks the first layer for its input's gradient, but stages are to be equal
+        # the first layer's input needs no gradient, but all stages should take equal time
         self.for_weight = sleeps.weight + (sleeps.input if first else 0.0)
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -43,22 +43,22 @@ class Sleeper(nn.Module):
 
 
 class Counter:
-    """Bytes that layers keep in this process, now and at most."""
+    """Activation bytes of the layers in this process: current and peak."""
 
     def __init__(self) -> None:
         self.now = self.peak = 0
 
     def add(self, n: int) -> None:
-        """More, or less."""
+        """Add bytes; a negative number removes them."""
         self.now += n
         self.peak = max(self.peak, self.now)
 
     def restart(self) -> None:
-        """Before a step."""
+        """Start a new peak, before a step."""
         self.peak = self.now
 
 
-kept = Counter()
+activations = Counter()
 
 
 class _Kept:
@@ -67,10 +67,10 @@ class _Kept:
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self.bytes = 0 if isinstance(tensor, FakeTensor) else tensor.nbytes
-        kept.add(self.bytes)
+        activations.add(self.bytes)
 
     def __del__(self) -> None:
-        kept.add(-self.bytes)
+        activations.add(-self.bytes)
 
 
 class _Through(torch.autograd.Function):

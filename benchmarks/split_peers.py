@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from engine_peers.ratios import ratio
-from split_contest.contest import Case, Found, contest, profiled
+from split_contest.contest import Case, Results, contest, profiled
 from split_contest.page import paste
 from split_contest.work import BLOCKS
 
@@ -51,7 +51,7 @@ RANKS = 2
 START = 20.0
 """Seconds to start the ranks and to make the contestants, about."""
 SAME = 1e-4
-"""How far the losses of the first steps may be apart: in fp32, by another order of sums."""
+"""Largest difference of the losses of the first steps: fp32 sums in another order."""
 
 
 def main() -> None:
@@ -65,8 +65,8 @@ def main() -> None:
     lines: list[str] = []
     for i, name in enumerate(names):
         seconds = max(1.0, (end - time.monotonic()) / (len(names) - i) - START)
-        found = run_ranks(contest, CASES[name], options.samples, options.blocks, seconds, ranks=RANKS, threads=1)[0]
-        part = section(CASES[name], options.samples, found)
+        results = run_ranks(contest, CASES[name], options.samples, options.blocks, seconds, ranks=RANKS, threads=1)[0]
+        part = section(CASES[name], options.samples, results)
         print("\n".join(part), flush=True)
         lines += part
     if options.paste:
@@ -80,25 +80,27 @@ def _options() -> Any:
     parser.add_argument("--minutes", type=float, default=8.0, help="for all together, about")
     parser.add_argument("--samples", type=int, default=8, help="of a step")
     parser.add_argument("--cases", default=",".join(CASES), help="some of these")
-    parser.add_argument("--profile", default="", help="a contestant: say where its time goes in the first case")
+    parser.add_argument("--profile", default="", help="a contestant: profile it in the first case")
     parser.add_argument("--paste", action="store_true", help="write the tables into docs/log/model-parallel.md")
     return parser.parse_args()
 
 
-def section(case: Case, samples: int, found: Found) -> list[str]:
-    """A case's table, and what it says about what was promised."""
-    times = found.seconds
+def section(case: Case, samples: int, results: Results) -> list[str]:
+    """Format a case's table and compare it with the bound."""
+    times = results.seconds
     lines = [f"### {case.title}", "", "| contestant | step | / by hand | loss of step 4 |", "|---|---|---|---|"]
     for name, taken in times.items():
         cell = "" if name == HAND else str(ratio(taken, times[HAND]))
-        lines.append(f"| {name} | {1e3 * statistics.median(taken):.1f} ms | {cell} | {found.losses[name][-1]:.5f} |")
-    n = found.steps
+        lines.append(f"| {name} | {1e3 * statistics.median(taken):.1f} ms | {cell} | {results.losses[name][-1]:.5f} |")
+    n = results.steps
     lines += ["", f"- {len(times[HAND])} blocks of {n} step{'s' if n > 1 else ''}, {samples} samples a step."]
     r = ratio(times[DRUMLINE], times[HAND])
     lines.append(f"- Drumline takes {r} of the step by hand; at most {BOUND}: {r.at_most(BOUND)}.")
-    by_step = zip(*found.losses.values(), strict=True)
-    apart = max(max(losses) - min(losses) for losses in by_step)
-    lines.append(f"- The losses of the first steps differ by {apart:.1e}{'' if apart <= SAME else ': NOT THE SAME'}.")
+    by_step = zip(*results.losses.values(), strict=True)
+    difference = max(max(losses) - min(losses) for losses in by_step)
+    lines.append(
+        f"- The losses of the first steps differ by {difference:.1e}{'' if difference <= SAME else ': NOT THE SAME'}."
+    )
     return [*lines, ""]
 
 

@@ -20,7 +20,7 @@ from drumline.launchers import run_ranks
 
 
 def steps_of(strategy: str, group: Any, width: int, depth: int, batch: int) -> Callable[[], None]:
-    """One training step of an MLP; `strategy` "alone" is the computing without any communication."""
+    """Build a training step of an MLP; `strategy` "alone" computes without any communication."""
     import torch
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
@@ -64,9 +64,9 @@ def rank_main(emit: Any, blocks: int, width: int, depth: int) -> dict[str, Any]:
 
     connect(backend="gloo")
     groups = {"gloo": dist.new_group(backend="gloo"), "shm": dist.new_group(backend="shm")}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
-    def agreed(value: float) -> float:
+    def mean_over_ranks(value: float) -> float:
         mean = torch.tensor([value])
         dist.all_reduce(mean)
         return mean.item() / dist.get_world_size()
@@ -78,7 +78,10 @@ def rank_main(emit: Any, blocks: int, width: int, depth: int) -> dict[str, Any]:
             full = steps_of(strategy, groups["gloo"], width, depth, batch)
             for step in (alone, full):
                 step()
-            times = [(agreed(timed(alone, dist.barrier, 2)), agreed(timed(full, dist.barrier, 2))) for _ in range(3)]
+            times = [
+                (mean_over_ranks(timed(alone, dist.barrier, 2)), mean_over_ranks(timed(full, dist.barrier, 2)))
+                for _ in range(3)
+            ]
             tried[batch] = 1 - statistics.median(a / b for a, b in times)
             if tried[batch] < 0.4:
                 break
@@ -90,9 +93,9 @@ def rank_main(emit: Any, blocks: int, width: int, depth: int) -> dict[str, Any]:
         rows: dict[str, list[float]] = {"gloo": [], "shm": [], "alone": []}
         for _ in range(blocks):
             for name, step in {**steps, "alone": alone}.items():
-                rows[name].append(agreed(timed(step, dist.barrier, 3)))
-        found[strategy] = {"batch": batch, "rows": rows}
-    return found
+                rows[name].append(mean_over_ranks(timed(step, dist.barrier, 3)))
+        results[strategy] = {"batch": batch, "rows": rows}
+    return results
 
 
 def main() -> None:
@@ -102,8 +105,8 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--depth", type=int, default=8)
     options = parser.parse_args()
-    found = run_ranks(rank_main, options.blocks, options.width, options.depth, ranks=options.ranks)[0]
-    for strategy, result in found.items():
+    results = run_ranks(rank_main, options.blocks, options.width, options.depth, ranks=options.ranks)[0]
+    for strategy, result in results.items():
         rows = result["rows"]
         share = statistics.median(1 - a / g for a, g in zip(rows["alone"], rows["gloo"], strict=True))
         ratio = statistics.median(g / s for g, s in zip(rows["gloo"], rows["shm"], strict=True))

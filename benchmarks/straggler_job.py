@@ -24,7 +24,7 @@ SECONDS = 0.001
 
 
 class _Nap(torch.autograd.Function):
-    """Passes its input on, and sleeps a third of the time forward, two thirds backward."""
+    """An identity that sleeps a third of the time in the forward and two thirds in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
@@ -40,7 +40,7 @@ class _Nap(torch.autograd.Function):
 
 
 class Digits(nn.Module):
-    """Two layers, and a nap as long as the samples ask for."""
+    """Two layers, and a sleep in proportion to the number of samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,19 +54,19 @@ class Digits(nn.Module):
 
 
 def seconds_per_sample() -> float:
-    """On this rank."""
+    """Return the sleep per sample of this rank."""
     rank, _, factor = os.environ.get("STRAGGLER", "").partition(":")
     return SECONDS * (float(factor) if rank and rank == os.environ.get("RANK") else 1.0)
 
 
 def digits() -> torch.utils.data.Dataset[Any]:
-    """1,797 pictures of 8 x 8 pixels."""
+    """Load 1,797 images of 8 x 8 pixels."""
     pixels, labels = load_digits(return_X_y=True)
     return torch.utils.data.TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
 
 
 def job() -> dl.Job:
-    """The task."""
+    """Build the job."""
     return dl.Job(
         model=Digits,
         loss=F.cross_entropy,

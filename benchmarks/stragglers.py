@@ -73,17 +73,17 @@ def main() -> int:
 
 
 def milliseconds(seconds: float) -> str:
-    """In text."""
+    """Format seconds as milliseconds."""
     return f"{1e3 * seconds:.1f} ms"
 
 
 def predicted(run: Any) -> float:
-    """Seconds of a step."""
+    """Predict the seconds of a run's step."""
     return float(run.estimate.step_seconds)
 
 
 def sleeping_cluster() -> Any:
-    """Four devices that take as long as the layers sleep, one of them slower, with the link that the ranks measure."""
+    """Describe four devices as fast as the layers sleep, one of them slower, with the link that the ranks measure."""
     import straggler_job
 
     from drumline.clusters import Cluster, DeviceSpec, Link, Node, StepTimeDistribution
@@ -110,7 +110,7 @@ def sleeping_cluster() -> Any:
 
 
 def link() -> tuple[float, float]:
-    """Seconds to start a message between two ranks, and bytes per second."""
+    """Measure the latency of a message between two ranks, and its bytes per second."""
     import torch
     import torch.distributed as dist
 
@@ -132,7 +132,7 @@ def link() -> tuple[float, float]:
 
 
 def one_worker() -> float:
-    """Seconds of a whole batch on one worker, without messages."""
+    """Measure the seconds of a whole batch on one worker, without messages."""
     import straggler_job
     import torch
 
@@ -149,7 +149,7 @@ def one_worker() -> float:
 
 
 def reached(run: Any) -> tuple[int | None, float | None]:
-    """The step, and the seconds of the run, at which the smoothed loss first is LOSS."""
+    """Find the step and the second of the run at which the smoothed loss first reaches LOSS."""
     losses = run.losses
     for i in range(SMOOTHED, len(losses) + 1):
         if statistics.mean(losses[i - SMOOTHED : i]) <= LOSS:
@@ -159,7 +159,7 @@ def reached(run: Any) -> tuple[int | None, float | None]:
 
 
 def table(runs: dict[str, list[Any]]) -> list[str]:
-    """The runs in a Markdown table, and what it says of the bar."""
+    """Format the runs as a Markdown table and compare them with the bound."""
     head = (
         "plan",
         "step",
@@ -201,7 +201,7 @@ def table(runs: dict[str, list[Any]]) -> list[str]:
 
 
 def rate(run: Any) -> float:
-    """Samples per second that entered an update, after the first tenth of the steps."""
+    """Count the samples per second that entered an update, after the first tenth of the steps."""
     steps = run.steps[len(run.steps) // 10 :]
     return float(sum(s.samples for s in steps[1:]) / (steps[-1].elapsed - steps[0].elapsed))
 
@@ -216,7 +216,7 @@ def smoothed(run: Any) -> list[tuple[int, float, float]]:
 
 
 def picture(runs: dict[str, Any]) -> str:
-    """The losses against steps and against seconds, side by side, with dots where they reach LOSS."""
+    """Plot the losses against steps and against seconds, side by side, with dots where they reach LOSS."""
     width, height, left, gap = 400, 240, 40, 60
     curves = [smoothed(run) for run in runs.values()]
     top = max(loss for curve in curves for *_, loss in curve)

@@ -1,4 +1,4 @@
-"""One large image on four ranks: what no rank could hold alone, the bytes between the tiles, and the same numbers.
+"""One large image on four ranks: it does not fit on one rank; the bytes between tiles, and equal results.
 
     python benchmarks/tiles.py [--size 4096] [--cap 1700] [--steps 2] [--small 384] [--paste]
 
@@ -42,7 +42,7 @@ SAME = 1e-12
 
 
 class UNet(nn.Module):
-    """Down once, up once, and the first map beside what comes up."""
+    """One downsampling, one upsampling, and a skip connection between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,15 +52,15 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(c, 1, 1)
 
     def forward(self, x: torch.Tensor) -> Any:
-        beside = F.relu(self.first(x))
-        x = F.relu(self.deep(F.relu(self.down(beside))))
-        x = torch.cat([beside, F.interpolate(x, scale_factor=2.0)], 1)
+        skip = F.relu(self.first(x))
+        x = F.relu(self.deep(F.relu(self.down(skip))))
+        x = torch.cat([skip, F.interpolate(x, scale_factor=2.0)], 1)
         return self.last(F.relu(self.up(x)))
 
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution with a halo, as the formula sees it."""
+    """The parameters of a convolution with a halo that the formula needs."""
 
     channels: int
     """Of its input."""
@@ -87,7 +87,7 @@ def _images(size: int) -> torch.utils.data.Dataset[Any]:
 
 
 def job_of(size: int) -> Job:
-    """To give the image back."""
+    """Build a job that reconstructs its image."""
     return Job(
         model=UNet,
         loss=F.mse_loss,
@@ -101,7 +101,7 @@ def job_of(size: int) -> Job:
 
 
 def halo_bytes(size: int, rank: int, itemsize: int) -> dict[str, int]:
-    """What a rank sends in one step, there and back: rows first, then columns of all the rows that a rank then has."""
+    """Compute the bytes a rank sends per step, forward and back: rows first, then columns of all rows it then has."""
     i, j = divmod(rank, TILES[1])
     sent = {"halo": 0, "halo back": 0}
     for conv in CONVOLUTIONS:
@@ -116,7 +116,7 @@ def halo_bytes(size: int, rank: int, itemsize: int) -> dict[str, int]:
 
 
 def _wanted(conv: Conv, size: int) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
-    """Where the input is cut, and the rows that each half of the outputs needs: o * stride - 1 to o * stride + 1."""
+    """Find the cuts of the input and the rows each half of the outputs needs: o * stride - 1 to o * stride + 1."""
     bounds = even_bounds(size // conv.over, 2)
     outputs = pairwise(even_bounds(size // conv.over // conv.stride, 2))
     return bounds, [(a * conv.stride - 1, (b - 1) * conv.stride + 2) for a, b in outputs]
@@ -126,43 +126,43 @@ def _wanted(conv: Conv, size: int) -> tuple[tuple[int, ...], list[tuple[int, int
 
 
 @dataclass
-class Found:
-    """What one rank found."""
+class Results:
+    """Measurements of one rank."""
 
     losses: list[float] = field(default_factory=list)
     error: str = ""
-    """Why it could not go on."""
+    """Why training failed."""
     grown: float = 0.0
-    """MiB of memory at most, beyond those at the start."""
+    """Peak memory growth since the start, in MiB."""
     sent: dict[str, int] = field(default_factory=dict)
     """Bytes of one step, by kind of message."""
-    apart: dict[str, float] = field(default_factory=dict)
+    differences: dict[str, float] = field(default_factory=dict)
     """The largest difference from the whole image, relative to the largest number."""
 
 
-def trained(_: Any, plan: str, size: int, cap: int, steps: int) -> Found:
+def trained(_: Any, plan: str, size: int, cap: int, steps: int) -> Results:
     """Train under a cap of memory."""
     connect(backend="gloo")
     torch.set_num_threads(1)
-    found, before = Found(), _status("VmRSS")
+    results, before = Results(), _status("VmRSS")
     with _capped(cap):
         try:
             engine = initialize(job_of(size), f"{plan},backend=gloo")
-            found.sent = _counting(engine)
+            results.sent = _counting(engine)
             for batch in engine.data(steps):
-                found.sent.clear()
-                found.losses.append(engine.step(batch))
+                results.sent.clear()
+                results.losses.append(engine.step(batch))
         except (MemoryError, RuntimeError) as e:
-            found.error = str(e).strip().split("\n")[0].rpartition("Allocator: ")[2] or type(e).__name__
-            if "memory" not in found.error and "alloc" not in found.error and not isinstance(e, MemoryError):
+            results.error = str(e).strip().split("\n")[0].rpartition("Allocator: ")[2] or type(e).__name__
+            if "memory" not in results.error and "alloc" not in results.error and not isinstance(e, MemoryError):
                 raise  # it failed, but not for want of memory
-    found.grown = (_status("VmHWM") - before) / MIB
-    return found
+    results.grown = (_status("VmHWM") - before) / MIB
+    return results
 
 
 @contextmanager
 def _capped(mebibytes: int) -> Iterator[None]:
-    """Private memory of this process, beyond what it has now."""
+    """Limit the growth of this process's private memory."""
     before = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + mebibytes * MIB, before[1]))
     try:
@@ -173,13 +173,13 @@ def _capped(mebibytes: int) -> Iterator[None]:
 
 
 def _status(key: str) -> int:
-    """Bytes, of a line of /proc/self/status."""
+    """Read a line of /proc/self/status, in bytes."""
     with open("/proc/self/status", encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 def _counting(engine: Engine) -> dict[str, int]:
-    """Counts the bytes of this rank's messages by their kind, from now on."""
+    """Count the bytes of this rank's messages by kind, from now on."""
     sent: dict[str, int] = {}
     record: Any = engine.record
     plain: Callable[..., Any] = record.message
@@ -192,8 +192,8 @@ def _counting(engine: Engine) -> dict[str, int]:
     return sent
 
 
-def compared(_: Any, plan: str, size: int) -> Found:
-    """One step in float64 on tiles, against the whole image."""
+def compared(_: Any, plan: str, size: int) -> Results:
+    """Compare one step in float64 on tiles with the whole image."""
     connect(backend="gloo")
     torch.set_num_threads(1)
     job = job_of(size)
@@ -207,7 +207,7 @@ def compared(_: Any, plan: str, size: int) -> Found:
     engine.strategy.watch_outputs(see)
     engine.__dict__["gradients_ready"] = lambda: made.update(engine.whole_gradients())
     batch = next(iter(engine.data(1)))
-    found = Found(losses=[engine.step(batch)], sent={})
+    results = Results(losses=[engine.step(batch)], sent={})
     model = seeded_model(job, torch.float64)
     x, y = (t.double() for t in _images(size)[0:1])
     output = model(x)
@@ -217,22 +217,23 @@ def compared(_: Any, plan: str, size: int) -> Found:
     assert made.keys() == wanted.keys(), f"{sorted(made)} and {sorted(wanted)}"
     far = {name: float((made[name] - t).abs().max() / t.abs().max()) for name, t in wanted.items() if t is not None}
     output_far = far.pop("output")
-    found.apart = {"loss": abs(found.losses[0] - loss.item()), "output": output_far, "gradients": max(far.values())}
-    return found
+    loss_far = abs(results.losses[0] - loss.item())
+    results.differences = {"loss": loss_far, "output": output_far, "gradients": max(far.values())}
+    return results
 
 
 # -- the report
 
 
-def report(size: int, cap: int, alone: Found, ranks: list[Found], small: int, exact: list[Found]) -> list[str]:
-    """The table, and what it says about what was expected."""
+def report(size: int, cap: int, alone: Results, ranks: list[Results], small: int, exact: list[Results]) -> list[str]:
+    """Format the tables and compare them with the expectations."""
     lines = [f"One image of {size} x {size} in float32; every rank may have {cap} MiB more than at its start.", ""]
     lines += ["| plan | what happened | most MiB of a rank | losses |", "|---|---|---|---|"]
     plan = f"tile={TILES[0]}x{TILES[1]}"
-    for name, found in (("dp=1", [alone]), (plan, ranks)):
-        error = next((f.error for f in found if f.error), "")
-        losses = ", ".join(f"{loss:.4f}" for loss in found[0].losses)
-        most = max(f.grown for f in found)
+    for name, group in (("dp=1", [alone]), (plan, ranks)):
+        error = next((f.error for f in group if f.error), "")
+        losses = ", ".join(f"{loss:.4f}" for loss in group[0].losses)
+        most = max(f.grown for f in group)
         lines.append(f"| {name} | {f'fails: {error}' if error else 'trains'} | {most:.0f} | {losses} |")
     fits = bool(alone.error) and not any(f.error for f in ranks) and ranks[0].losses[-1] < ranks[0].losses[0]
     lines += ["", f"- One rank fails and four train, with a falling loss: {'kept' if fits else 'missed'}."]
@@ -244,15 +245,17 @@ def report(size: int, cap: int, alone: Found, ranks: list[Found], small: int, ex
         same &= all(a == b for a, b in cells)
         lines.append(f"| {rank} | {' | '.join(f'{n:,}' for pair in cells for n in pair)} |")
     lines += ["", f"- The bytes of a step are those of the formula: {'kept' if same else 'missed'}."]
-    apart = {key: max(f.apart[key] for f in exact) for key in exact[0].apart}
-    listed = ", ".join(f"{key} {value:.1e}" for key, value in apart.items())
-    kept = "kept" if max(apart.values()) <= SAME else "missed"
-    lines.append(f"- Apart from the whole image of {small} x {small} in float64: {listed}; at most {SAME:g}: {kept}.")
+    differences = {key: max(f.differences[key] for f in exact) for key in exact[0].differences}
+    listed = ", ".join(f"{key} {value:.1e}" for key, value in differences.items())
+    verdict = "kept" if max(differences.values()) <= SAME else "missed"
+    lines.append(
+        f"- Difference from the whole {small} x {small} image, float64: {listed}; at most {SAME:g}: {verdict}."
+    )
     return lines
 
 
 def main() -> None:
-    """Run, print, and paste."""
+    """Run the cases, print the tables, and paste them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=4096, help="rows and columns of the image; a multiple of 4")
     parser.add_argument("--cap", type=int, default=1700, help="MiB that a rank may have beyond those at its start")

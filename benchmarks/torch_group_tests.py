@@ -48,7 +48,7 @@ PATIENCE = 30
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one test."""
+    """Outcome of one test."""
 
     name: str
     result: str
@@ -78,7 +78,7 @@ class Alias(str):
 
 
 def load(backend: str, ranks: int, taken_for: str) -> Any:
-    """Torch's module of tests, told to run `backend`."""
+    """Load torch's module of tests, configured to run `backend`."""
     # Its decorators judge by the name while it is imported.
     os.environ |= {
         "BACKEND": taken_for,
@@ -102,7 +102,7 @@ def load(backend: str, ranks: int, taken_for: str) -> Any:
 
 
 def case_of(tests: Any) -> type[unittest.TestCase]:
-    """The class of all tests, with ranks that are forked."""
+    """Make the class of all tests, with forked ranks."""
 
     class Forked(tests.TestDistBackend, tests.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
@@ -130,7 +130,7 @@ def case_of(tests: Any) -> type[unittest.TestCase]:
 
 
 class Collect(unittest.TestResult):
-    """Notes outcomes, and shows them as they come."""
+    """Records outcomes and shows progress."""
 
     def __init__(self, show: TextIO, log: TextIO, total: int) -> None:
         super().__init__()
@@ -174,11 +174,11 @@ class Collect(unittest.TestResult):
 
 def _last_lines(text: str) -> list[str]:
     """The error of each traceback in a text."""
-    found = []
+    errors = []
     for trace in text.split("Traceback (most recent call last):\n")[1:]:
         lines = [line for line in trace.splitlines() if line and not line.startswith(" ")]
-        found += lines[:1]
-    return found
+        errors += lines[:1]
+    return errors
 
 
 def run(
@@ -194,7 +194,7 @@ def run(
         if collect._show.fileno() in (1, 2):
             collect._show = os.fdopen(os.dup(collect._show.fileno()), "w")
         try:
-            # What the ranks write, hundreds of tracebacks that torch's tests provoke, goes aside.
+            # the output of the ranks is hidden: torch's tests provoke hundreds of tracebacks
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             unittest.TestSuite(map(case, names)).run(collect)
@@ -208,7 +208,7 @@ def run(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run, print, and say by the exit code whether all is as expected."""
+    """Run the tests and print the results; the exit code says whether all are as expected."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("-n", "--ranks", type=int, default=int(os.environ.get("WORLD_SIZE", "2")), choices=range(2, 9))
     parser.add_argument("--backend", default="shm", choices=["shm", "gloo"])
@@ -251,7 +251,7 @@ def unexpected(outcomes: list[Outcome], known: dict[str, str]) -> list[Outcome]:
 
 
 def words_of(facts: dict[str, Any], outcomes: list[Outcome], known: dict[str, str]) -> str:
-    """The result for a person."""
+    """Format the results for a person."""
     ran = facts["total"] - facts["skipped"]
     lines = [
         f"torch {facts['torch']}, {facts['ranks']} ranks, backend {facts['backend']}: {facts['passed']} of {ran} tests "
@@ -273,12 +273,12 @@ def _reasons(outcomes: list[Outcome]) -> list[tuple[str, int]]:
 
 
 def comparison(other: dict[str, Any], outcomes: list[Outcome]) -> str:
-    """Tests with another result there."""
+    """List tests whose result differs from another run."""
     there = {test["name"]: test["result"] for test in other["tests"]}
-    apart = [o for o in outcomes if there.get(o.name, o.result) != o.result]
-    lines = [f"  {o.name}: {o.result}, {other['backend']} {there[o.name]}" for o in apart]
+    differing = [o for o in outcomes if there.get(o.name, o.result) != o.result]
+    lines = [f"  {o.name}: {o.result}, {other['backend']} {there[o.name]}" for o in differing]
     head = f"{other['backend']} on {other['ranks']} ranks: {other['passed']} pass, {other['failed']} fail"
-    return "\n".join([f"{head}; {len(apart)} tests differ", *lines])
+    return "\n".join([f"{head}; {len(differing)} tests differ", *lines])
 
 
 if __name__ == "__main__":

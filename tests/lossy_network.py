@@ -2,7 +2,7 @@
 carries the frames between them. Needs root and /dev/net/tun.
 
     with lossy_hosts() as (hosts, wire):
-        wire.loss = 0.01  # of the frames; 1.0 is a partition, in which no host is told that the other one is gone
+        wire.loss = 0.01  # of the frames; 1.0 is a partition, in which neither host learns that the other one is gone
         outputs = hosts.run("script.py", per_host=1)
 """
 
@@ -29,7 +29,7 @@ LONGEST = 65536
 
 @dataclass
 class Wire:
-    """What happens to the frames."""
+    """Impairments of the frames on the link."""
 
     loss: float = 0.0
     """The part of the frames that is lost."""

@@ -1,13 +1,13 @@
-"""Hosts out of one: network namespaces joined by links of a given rate. Needs root, and `ip` and `tc` of iproute2.
+"""Several hosts on one machine: network namespaces joined by links of a given rate. Needs root, and `ip` and `tc` of iproute2.
 
     with two_hosts() as hosts:
         outputs = hosts.run("script.py", "argument")
 
     with switched_hosts(5, "100mbit") as switch:
-        switch.enter(3)  # in a process of its own: it is on that host from now on
+        switch.enter(3)  # in a separate process: it is on that host from now on
 
 A rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and GLOO_SOCKET_IFNAME in its environment. The hosts
-share the file system and the process numbers of this machine; what tells them apart is their network.
+share the file system and the process numbers of this machine; only their network differs.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CPU, PERIOD = Path("/sys/fs/cgroup/cpu"), 5000
-"""Where shares of cores are given out, and the microseconds that they count in."""
+"""Control group for shares of cores, and its scheduling period in microseconds."""
 NETWORK = 0x40000000
 """CLONE_NEWNET: the kind of namespace."""
 PORT = 29561
-"""In namespaces that nobody else is in, every port is free."""
+"""Any port: it is always free in a new namespace."""
 
 
 class Unable(Exception):
@@ -44,7 +44,7 @@ class Hosts:
     interfaces: tuple[str, str]
     address: str
     cores: float = 0.0
-    """What each rank may use of a core, whatever the others do; 0: they share what there is."""
+    """Share of a core reserved for each rank; 0: ranks share all cores."""
 
     def start(
         self, *arguments: str, per_host: int = 2, interleaved: bool = False, **variables: str
@@ -75,7 +75,7 @@ class Hosts:
     def run(
         self, *arguments: str, per_host: int = 2, timeout: float = 120.0, interleaved: bool = False, **variables: str
     ) -> list[str]:
-        """What every rank printed; raises with what they said if one fails or the time is up."""
+        """Run a script on all ranks and return their output; raises with their stderr if one fails or the time is up."""
         ranks = self.start(*arguments, per_host=per_host, interleaved=interleaved, **variables)
         end = time.monotonic() + timeout
         outputs, late = [], False
@@ -94,9 +94,9 @@ class Hosts:
                     rank.communicate()
         codes = [rank.returncode for rank in ranks]
         if any(codes):
-            said = "\n".join(f"rank {r} ({codes[r]}): {err[-3000:]}" for r, (_, err) in enumerate(outputs))
+            errors = "\n".join(f"rank {r} ({codes[r]}): {err[-3000:]}" for r, (_, err) in enumerate(outputs))
             what = f"not done after {timeout:g} s" if late else f"ranks ended with {codes}"
-            raise RuntimeError(f"{what}\n{said}")
+            raise RuntimeError(f"{what}\n{errors}")
         return [out for out, _ in outputs]
 
 
@@ -105,7 +105,7 @@ def _cpu_group(name: str, rank: int) -> Path:
 
 
 def _limit(group: Path, cores: float, pid: int) -> None:
-    """Give a process a share of a core of its own: ranks that wait do not make the others faster."""
+    """Limit a process to a share of a core, so that waiting ranks do not make the others faster."""
     group.mkdir(exist_ok=True)
     (group / "cpu.cfs_period_us").write_text(str(PERIOD))
     (group / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD)))
@@ -116,7 +116,7 @@ def _limit(group: Path, cores: float, pid: int) -> None:
 def two_hosts(
     rate: str = "1gbit", *, burst: str = "256kb", latency: str = "50ms", cores: float = 0.0
 ) -> Iterator[Hosts]:
-    """Make both hosts and the wire, and remove them whatever happens. `cores`: what each rank may use of a core."""
+    """Make both hosts and their link, and always remove them. `cores`: share of a core for each rank."""
     if cores and not CPU.exists():
         raise Unable(f"there is no {CPU}: shares of cores need the cpu controller of control groups, version 1")
     check_tools()
@@ -138,7 +138,7 @@ def two_hosts(
             run_tool("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", interface, "root", *shape)
         yield hosts
     finally:
-        # With the namespaces go the interfaces in them; one that never got there goes by itself.
+        # removing a namespace removes its interfaces; one that was never moved is deleted here
         subprocess.run(["ip", "link", "del", interfaces[0]], capture_output=True, check=False)
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
@@ -164,9 +164,9 @@ class SwitchedHosts:
 
 @contextmanager
 def switched_hosts(count: int, rate: str, *, mtu: int = 1500, limit: str = "64mb") -> Iterator[SwitchedHosts]:
-    """Make hosts whose ports send and receive at a rate, and remove them whatever happens.
+    """Make hosts whose ports send and receive at a rate, and always remove them.
 
-    A port that was idle sends one packet at once (`burst`): what is longer than that takes its time. Its queue holds
+    An idle port sends one packet immediately (`burst`); longer messages are limited by the rate. Its queue holds
     `limit`, so that nothing is lost where many send to one port.
     """
     check_tools()
@@ -213,13 +213,13 @@ def check_tools() -> None:
 
 
 def network_of(token: str) -> str:
-    """A network of its own in 10.128.0.0/9 for every token; nobody else is in the namespaces."""
+    """Choose a network in 10.128.0.0/9 for a token; the namespaces are isolated from all others."""
     return f"10.{128 + int(token[:2], 16) // 2}.{int(token[2:4], 16)}"
 
 
 def run_tool(*argv: str) -> None:
-    """Run a command; raise `Unable` with what it said if it fails."""
+    """Run a command; raise `Unable` with its output if it fails."""
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise Unable(f"`{' '.join(argv)}`: {said[0] if said else done.returncode}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise Unable(f"`{' '.join(argv)}`: {output[0] if output else done.returncode}")

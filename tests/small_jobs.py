@@ -1,5 +1,5 @@
-"""Jobs that are tiny and awkward: batches that divide by nothing, ragged ends, every kind of layer that has tripped a
-parallel runtime. Ranks build them by name, because functions made in a test do not travel.
+"""Small jobs with difficult properties: batch sizes without common divisors, ragged last batches, every kind of layer that
+has broken a parallel runtime. Ranks build them by name, because functions defined in a test cannot be pickled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SAMPLES, BATCH = 17, 7
 
 
 class Residual(nn.Module):
-    """Two linear layers beside a residual."""
+    """Two linear layers with a residual connection."""
 
     def __init__(self, width: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MLP(nn.Module):
 
 
 class ConvBlock(nn.Module):
-    """Convolutions behind a BatchNorm and a GroupNorm."""
+    """A residual block of convolutions with a BatchNorm and a GroupNorm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class GPT(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM of two layers and a head; the LSTM stands in a block, so that there is something to recompute."""
+    """An LSTM of two layers and a head; the LSTM is inside a block, so that there is something to recompute."""
 
     class Block(nn.Module):
         """The last output of an LSTM, through a norm."""
@@ -134,7 +134,7 @@ class Doubled(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down twice, up twice by transposed convolutions; what was seen on the way down skips to the way up."""
+    """Down twice, up twice by transposed convolutions; with skip connections between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,9 +194,9 @@ class Samples(torch.utils.data.Dataset[Any]):
         self.series = torch.randn(n, 4, 3, generator=g)
         self.label = torch.randint(3, (n,), generator=g)
         self.mask = torch.randint(2, (n,), generator=g).float() + 0.5
-        kept = torch.rand(n, 5, generator=g) < 0.5
-        kept[::4] = False  # whole samples that count nothing
-        self.masked = torch.where(kept, self.tokens[:, 1:], -100)
+        counted = torch.rand(n, 5, generator=g) < 0.5
+        counted[::4] = False  # whole samples without any counted position
+        self.masked = torch.where(counted, self.tokens[:, 1:], -100)
         self.pictures = torch.randn(n, 1, 8, 8, generator=g) + 0.5
         self.areas = torch.randint(3, (n, 8, 8), generator=g)
 
@@ -220,7 +220,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
 
 def tokens_loss(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Mean over all positions; every sample has as many."""
+    """Mean over all positions; all samples have the same number."""
     return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
@@ -236,7 +236,7 @@ def named_loss(output: dict[str, torch.Tensor], target: torch.Tensor) -> torch.T
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    """AdamW with a rate that moves in few steps."""
+    """AdamW with a learning rate that shows within a few steps."""
     return torch.optim.AdamW(parameters, lr=1e-2)
 
 
@@ -246,7 +246,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def decay(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    """The rate falls by half each step."""
+    """Halve the learning rate each step."""
     return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
 
 
@@ -277,20 +277,20 @@ _JOBS |= {
 TOKENS = ("gpt", "llama", "keys", "bert", "t5", "masked", "dropout")
 IMAGES = ("unet", "groups", "resnet", "convnet")
 FLAT = ("huge",)
-"""Without modules that hold others: nothing to recompute."""
+"""Jobs without nested modules: nothing to recompute."""
 SPLIT_JOBS = (*TOKENS, *IMAGES, "mlp", "huge", "mixture", "named", "partial")
-"""Those that are tried under plans that split the model; those with tokens and those with images have axes of their own."""
+"""Jobs tested under plans that split the model; jobs with tokens and jobs with images have mesh axes of their own."""
 HF = ("bert", "llama", "t5", "keys")
-"""Those of another library, which may be absent."""
+"""Jobs of another library, which may not be installed."""
 
 
 def missing(name: str) -> str:
-    """Why a job cannot run here, or nothing."""
+    """Return why a job cannot run here; empty if it can."""
     return hf_jobs.missing() if name in HF else ""
 
 
 def make(name: str, **changes: Any) -> dl.Job:
-    """One of the jobs by its name, with some of its values changed."""
+    """Build a job by name, with some of its values changed."""
     values = {"kind": "vector", "loss": F.cross_entropy, "batch_size": BATCH, "seed": 3, **_JOBS[name], **changes}
     kind = values.pop("kind")
     return dl.Job(**{"data": lambda: Samples(kind), **values})

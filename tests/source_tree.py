@@ -93,7 +93,7 @@ def _package(module: str, source: Path) -> list[str]:
 
 
 def _unit(module: list[str], package: list[str], depth: int) -> str:
-    """What a module counts as under the package of `depth` names: a sub-package, or one of its own modules.
+    """Map a module to its unit under the package of `depth` names: a sub-package, or one of its own modules.
 
     Directly under `drumline` every module is a room of its own.
     """

@@ -10,7 +10,7 @@ from torch import nn
 
 
 class Block(nn.Module):
-    """Two convolutions with BatchNorm beside a short cut; the first may have a stride."""
+    """Two convolutions with BatchNorm and a residual connection; the first may have a stride."""
 
     def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()

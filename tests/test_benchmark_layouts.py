@@ -1,4 +1,4 @@
-"""The benchmark of layouts on two hosts: which layouts there are, where their axes lie, and what its words say."""
+"""The benchmark of layouts on two hosts: its list of layouts, the placement of mesh axes, and the text of its verdict."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
-def test_where_axes_lie() -> None:
+def test_axes_inside_and_across_hosts() -> None:
     from layout_tasks import places
 
     assert places("dp=1,tp=2,pp=2", False) == {"tp": "inside", "pp": "across"}
@@ -26,15 +26,15 @@ def test_where_axes_lie() -> None:
     assert places("dp=1,tp=4", False) == places("dp=1,tp=4", True) == {"tp": "across"}
 
 
-def test_every_product_of_axes_is_there() -> None:
+def test_layouts_include_every_product_of_axes() -> None:
     from layout_tasks import layouts
 
-    found = {samples: {(p.pp, p.dp, p.cp, p.tp) for p in layouts(samples)} for samples in (2, 4)}
-    assert len(found[4]) == 10  # four alone on all ranks, six pairs
-    assert found[4] - found[2] == {(1, 4, 1, 1)}  # two samples are not enough for four replicas
+    axes = {samples: {(p.pp, p.dp, p.cp, p.tp) for p in layouts(samples)} for samples in (2, 4)}
+    assert len(axes[4]) == 10  # each of four axes on all ranks, and six pairs
+    assert axes[4] - axes[2] == {(1, 4, 1, 1)}  # two samples are not enough for four replicas
 
 
-def _found(step: float) -> dict[str, Any]:
+def _results(step: float) -> dict[str, Any]:
     plans = {"dp=1,tp=2,pp=2": 1.0, "dp=2,tp=2": step, "dp=1,tp=4": 3.0}
     return {
         "chosen": "dp=1,tp=2,pp=2",
@@ -50,7 +50,7 @@ def _found(step: float) -> dict[str, Any]:
     }
 
 
-def test_the_fastest_of_every_product() -> None:
+def test_fastest_plan_of_every_product_of_axes() -> None:
     from layouts import fastest
 
     tried = {"dp=2,tp=2": [3.0], "dp=2,zero=1,tp=2": [2.0], "dp=1,pp=4,micro=2": [1.0]}
@@ -58,18 +58,18 @@ def test_the_fastest_of_every_product() -> None:
 
 
 @pytest.mark.parametrize(("step", "says"), [(1.2, "right. The next takes 1.20"), (0.8, "wrong. The next takes 0.80")])
-def test_the_verdict_can_be_either(step: float, says: str) -> None:
-    from layouts import lines_of
+def test_verdict_follows_the_measurements(step: float, says: str) -> None:
+    from layouts import table_lines
 
-    said = "\n".join(lines_of("wide", _found(step)))
-    assert says in said
-    assert "tensor parallelism over the wire takes 3.00 of it" in said and "idle" not in said
-    assert "| `dp=1,tp=2,pp=2`, ranks in turns | pp | tp |  | 4000 ms |" in said
+    text = "\n".join(table_lines("wide", _results(step)))
+    assert says in text
+    assert "tensor parallelism over the wire takes 3.00 of it" in text and "idle" not in text
+    assert "| `dp=1,tp=2,pp=2`, ranks in turns | pp | tp |  | 4000 ms |" in text
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_it_runs_on_hosts() -> None:
+def test_benchmark_runs_on_two_hosts() -> None:
     command = [sys.executable, str(BENCHMARKS / "layouts.py"), "--tasks", "small", "--blocks", "2", "--cores", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=580, check=False)
     if "not run: " in done.stderr:

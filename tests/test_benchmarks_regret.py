@@ -1,4 +1,4 @@
-"""The benchmark of chosen plans: what is measured of what is offered, its table, and the ranks that it keeps."""
+"""The benchmark of chosen plans: which offered plans it measures, its table, and its long-lived ranks."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_every_mesh_is_measured_with_its_cheapest_choices() -> None:
 
     texts = ["dp=2", "dp=2,micro=2", "dp=2,micro=4", "dp=2,recompute=full", "dp=2,zero=1", "dp=1", "dp=1,micro=2"]
     offers = [regret.Offer(Plan.parse(text), 1.0 + i / 10) for i, text in enumerate(texts)]
-    found = [str(o.plan) for o in regret.few_of_each(offers[::-1])]
-    assert found == [str(Plan.parse(t)) for t in ("dp=2", "dp=2,micro=2", "dp=2,zero=1", "dp=1")]
+    kept_plans = [str(o.plan) for o in regret.cheapest_of_each(offers[::-1])]
+    assert kept_plans == [str(Plan.parse(t)) for t in ("dp=2", "dp=2,micro=2", "dp=2,zero=1", "dp=1")]
 
 
 def contest(name: str, middle: float) -> object:

@@ -57,7 +57,7 @@ def recorded(p: int = 8, n: int = 1) -> dict[str, Any]:
 
 @pytest.mark.parametrize("n", [1, 4])
 def test_a_run_as_the_formula_says(table: Any, n: int) -> None:
-    lines = table.lines_of([recorded(n=n)])
+    lines = table.table_lines([recorded(n=n)])
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells[:3] == ["100mbit", "8", str(n)] and float(cells[-1]) == pytest.approx(1.0, abs=0.05)
     exact = table.start_ups(recorded(n=n), n)["all at once"].crossing(8, n)

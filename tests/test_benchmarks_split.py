@@ -35,8 +35,8 @@ def test_predictions_are_those_of_equal_stages() -> None:
     for case in pipelines.CASES:
         # a rank has two layers, of one unit for each part
         wanted = pipeline_seconds(case.schedule, pipelines.RANKS, 8, case.virtual, 2.0, 2.0, 2.0)
-        found = pipelines.predicted(case, 8, one, 0.0)
-        assert found == pytest.approx(wanted, rel=1e-12), str(case)
+        seconds = pipelines.predicted(case, 8, one, 0.0)
+        assert seconds == pytest.approx(wanted, rel=1e-12), str(case)
 
 
 def test_marks_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_marks_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
     ids=["pipelines", "split_peers", "tiles"],
 )
-def test_it_runs(arguments: list[str], says: str) -> None:
+def test_benchmark_runs(arguments: list[str], says: str) -> None:
     command = [sys.executable, str(BENCHMARKS / arguments[0]), *arguments[1:]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

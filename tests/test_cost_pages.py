@@ -17,11 +17,11 @@ PUBLISHED = DOCS.parents[1] / "shared" / "data" / "published_collectives.csv"
 
 
 def programs() -> list[tuple[str, int, str]]:
-    found = []
+    blocks_of_pages = []
     for name in PAGES:
         blocks = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.DOTALL)
-        found += [(name, i, text) for i, text in enumerate(blocks)]
-    return found
+        blocks_of_pages += [(name, i, text) for i, text in enumerate(blocks)]
+    return blocks_of_pages
 
 
 def run(text: str) -> list[str]:
@@ -32,13 +32,13 @@ def run(text: str) -> list[str]:
 
 
 def promised(text: str) -> list[str]:
-    """What stands behind a print, or on lines of its own."""
+    """Extract the expected output: comments after a print, or on their own lines."""
     return re.findall(r"(?m)^(?:print\(.*\)  )?# (.*)$", text)
 
 
 def program(name: str, words: str) -> str:
-    (found,) = [text for page, _, text in programs() if page == name and words in text]
-    return found
+    (program,) = [text for page, _, text in programs() if page == name and words in text]
+    return program
 
 
 @pytest.mark.parametrize(("name", "number", "text"), programs(), ids=[f"{n} {i}" for n, i, _ in programs()])

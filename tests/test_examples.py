@@ -1,4 +1,4 @@
-"""The examples print what their own first lines say, to the letter, and their loop goes on where it stopped."""
+"""Examples print exactly the output in their docstrings, and the training loop resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FOLDER = Path(__file__).parents[1] / "examples" / "mpi"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py"))
 
 
-def told(name: str) -> tuple[list[str], list[str]]:
-    """The command and the output that an example's docstring has, one after the other."""
+def documented_run(name: str) -> tuple[list[str], list[str]]:
+    """Parse the command and the expected output from an example's docstring."""
     text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()), clean=False) or ""
     blocks = [textwrap.dedent(block).rstrip() for block in text.split("\n\n")]
     first = next(i for i, block in enumerate(blocks) if block.startswith("drumline "))
@@ -39,7 +39,7 @@ def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_there_are_those_that_students_know() -> None:
+def test_list_of_examples() -> None:
     assert EXAMPLES == ["average", "deadlock", "deviation", "grid", "pi", "ring"]
 
 
@@ -50,16 +50,16 @@ QUICK = ("ring",)
     "name",
     [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in EXAMPLES if name != "deadlock"],
 )
-def test_an_example_prints_what_it_says(name: str) -> None:
-    command, output = told(name)
+def test_example_prints_its_documented_output(name: str) -> None:
+    command, output = documented_run(name)
     done = run(command)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == output
     assert done.stderr == ""
 
 
-def test_the_broken_exchange_is_explained() -> None:
-    command, output = told("deadlock")
+def test_deadlock_is_explained() -> None:
+    command, output = documented_run("deadlock")
     done = run(command)
     assert done.returncode == 5
     assert "Traceback" not in done.stderr
@@ -69,8 +69,8 @@ def test_the_broken_exchange_is_explained() -> None:
 
 
 @pytest.mark.slow
-def test_the_same_over_gloo() -> None:
-    command, output = told("ring")
+def test_same_output_over_gloo() -> None:
+    command, output = documented_run("ring")
     done = run(command, DRUMLINE_TRANSPORT="gloo")
     assert done.stdout.splitlines() == output, done.stderr
 
@@ -84,7 +84,7 @@ def test_the_same_over_gloo() -> None:
     ids=len,
 )
 def test_one_loop_on_any_number_of_ranks(tmp_path: Path, parts: tuple[Any, ...]) -> None:
-    """Started again with other ranks and another plan, it goes on as one run that was never interrupted."""
+    """Restarted with another number of ranks and another plan, it continues like an uninterrupted run."""
     script = str(FOLDER.parent / "own_loop.py")
 
     def losses(folder: str, ranks: int, steps: int, *plan: str) -> list[str]:

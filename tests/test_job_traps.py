@@ -1,4 +1,4 @@
-"""What people bring to a Job, and where they used to fall: each form works, or gives one message with its fix."""
+"""Forms of jobs and data that used to fail: each works now, or gives one message with its fix."""
 
 from __future__ import annotations
 
@@ -170,8 +170,8 @@ def test_plateau(world: Worlds, plan: str) -> None:
     job = small_jobs.make("mlp", schedule=forms.plateau, clip=None)
     rates: list[float] = []
     model = forms.serial(job, 6, after=lambda *given: (after(*given), rates.append(given[3].param_groups[0]["lr"]))[0])
-    found, weights = on(world, 2, forms.plateau_run, plan)
-    assert found == [rates[-1]]
+    final_rates, weights = on(world, 2, forms.plateau_run, plan)
+    assert final_rates == [rates[-1]]
     assert rates[-1] < 1e-2  # it has fallen
     for name, p in model.named_parameters():
         torch.testing.assert_close(weights[name], p.detach(), **CLOSE)
@@ -197,16 +197,16 @@ def test_verify_leaves_a_plateau_alone() -> None:
 
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,sync=local:2", "pp=2,micro=2"])
 def test_callbacks(world: Worlds, plan: str) -> None:
-    told, steps = on(world, 2, forms.with_callback, plan, 4)
+    calls, steps = on(world, 2, forms.with_callback, plan, 4)
     assert steps == 4
-    assert told == [("step", 0), ("step", 1), ("evaluation", 2), ("step", 2), ("step", 3), ("evaluation", 4)]
+    assert calls == [("step", 0), ("step", 1), ("evaluation", 2), ("step", 2), ("step", 3), ("evaluation", 4)]
 
 
 def test_early_stop(world: Worlds) -> None:
-    steps, said = on(world, 2, forms.early_stop, "dp=2")
+    steps, messages = on(world, 2, forms.early_stop, "dp=2")
     assert steps == 2
-    assert said[-1] == "a callback ended the training after 2 steps"
-    assert said[-2].startswith("evaluation after 2 steps: loss ")
+    assert messages[-1] == "a callback ended the training after 2 steps"
+    assert messages[-2].startswith("evaluation after 2 steps: loss ")
 
 
 def test_early_stop_is_saved() -> None:
@@ -248,9 +248,9 @@ def test_averaged_weights(world: Worlds, tmp_path: Path, plan: str) -> None:
 
     model = forms.serial(job, 3, after=after)
     ranks = 1 if "threads" in plan else 2
-    found, evaluation, newest, again, loss = on(world, ranks, forms.averaged, plan, str(tmp_path / "saved"))
+    averaged, evaluation, newest, again, loss = on(world, ranks, forms.averaged, plan, str(tmp_path / "saved"))
     for name, value in average.items():
-        torch.testing.assert_close(found[name], value, **CLOSE)
+        torch.testing.assert_close(averaged[name], value, **CLOSE)
         torch.testing.assert_close(again[name], value, **CLOSE)
     assert newest["loss"] == pytest.approx(forms.mean_loss(model), rel=1e-10)
     (micro,) = Stream(job, load_data(job)).batch(3).micros  # training goes on with the newest weights
@@ -262,9 +262,9 @@ def test_averaged_weights(world: Worlds, tmp_path: Path, plan: str) -> None:
 
 @pytest.mark.parametrize("plan", ["dp=2,sync=local:2", "dp=2,sync=gossip"])
 def test_averaged_weights_of_replicas(world: Worlds, plan: str) -> None:
-    for found, expected in world(2).run(forms.averaged_replicas, plan):
+    for averaged, expected in world(2).run(forms.averaged_replicas, plan):
         for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, **CLOSE)
+            torch.testing.assert_close(averaged[name], value, **CLOSE)
 
 
 def test_averaged_weights_are_exported(tmp_path: Path) -> None:
@@ -272,12 +272,12 @@ def test_averaged_weights_are_exported(tmp_path: Path) -> None:
 
     from drumline.runtime.checkpoint.export import export
 
-    found, *_ = forms.averaged("dp=1", str(tmp_path / "saved"))
+    averaged, *_ = forms.averaged("dp=1", str(tmp_path / "saved"))
     (file,) = export(tmp_path / "saved", tmp_path / "averaged", ema=True)
     for name, value in load_file(file).items():
-        torch.testing.assert_close(value, found[name], rtol=0.0, atol=0.0)
+        torch.testing.assert_close(value, averaged[name], rtol=0.0, atol=0.0)
     (plain,) = export(tmp_path / "saved", tmp_path / "plain")
-    assert any(not torch.equal(v, found[k]) for k, v in load_file(plain).items())
+    assert any(not torch.equal(v, averaged[k]) for k, v in load_file(plain).items())
 
 
 def test_parameter_servers_have_no_average(world: Worlds) -> None:

@@ -38,7 +38,7 @@ ORDER = [
 ]
 TORCH_BEGINS = "torchkit"
 ARRAYS = ("costs/fitted", "costs/plan_columns.py", "validation", "planner/finalists.py")
-"""Where numpy is imported at once before torch begins; elsewhere there, only where it is used."""
+"""Modules before the torch line that import numpy at the top; all others import it where it is used."""
 LEVEL = {package: i for i, packages in enumerate(ORDER) for package in packages}
 
 
@@ -47,7 +47,7 @@ def package_of(path: Path) -> str:
 
 
 def at_start(path: Path) -> list[str]:
-    """What a file imports as soon as it is imported itself."""
+    """Collect the top-level imports of a file."""
     body = ast.parse(path.read_text()).body
     names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     return names + [node.module or "" for node in body if isinstance(node, ast.ImportFrom) and not node.level]

@@ -59,7 +59,7 @@ def test_the_diff_is_small(name: str) -> None:
 
 
 def script_output(path: str, arguments: list[str]) -> list[str]:
-    """What a script prints on this rank."""
+    """Collect the output of a script on this rank."""
     sys.argv[:] = [path, *arguments]
     with redirect_stdout(io.StringIO()) as out:
         runpy.run_path(path, run_name="__main__")

@@ -33,7 +33,7 @@ COMMANDS: dict[str, str] = drawing().commands()
 
 
 def faults(text: str) -> list[str]:
-    """What a page of a strategy lacks."""
+    """List what a strategy's page lacks."""
     headings = re.findall(r"^## (.+)$", text, re.M)
     lacks = [f"no section {h!r}" for h in HEADINGS if h not in headings]
     if not lacks and [h for h in headings if h in HEADINGS] != HEADINGS:

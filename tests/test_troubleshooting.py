@@ -31,7 +31,7 @@ def printed() -> list[str]:
 
 
 def is_printed(quote: str, printed: list[str]) -> bool:
-    """Whether one text of the source has all words of the quote, in order."""
+    """Check that a text of the source contains all words of the quote, in order."""
     pieces = [re.escape(piece) for piece in quote.split("...")]
     pattern = re.compile(".*?".join(pieces), re.S)
     return any(pattern.search(text) for text in printed)

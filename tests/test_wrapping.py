@@ -17,7 +17,7 @@ KEYS = [f"{key}," for key in PLAN.split(",")[:-1]] + [PLAN.split(",")[-1]]
 
 
 def whole_keys(lines: list[str]) -> bool:
-    """Whether the lines contain every `key=value` of the plan in one piece."""
+    """Check that the lines contain every `key=value` of the plan in one piece."""
     joined = "\n".join(lines)
     return all(key.rstrip(",") in joined for key in KEYS)
 

@@ -22,7 +22,7 @@ from world import PRELOAD
 def python(
     *words: object, cwd: Path | None = None, timeout: float = 120.0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """What `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS` would print, and how it would end."""
+    """Return the output and exit code of `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     argv = [str(word) for word in words]

@@ -1,8 +1,8 @@
-"""Ranks that are started once per world size and used again by every test: `world(3).run(function, *arguments)`.
+"""Ranks that are started once per world size and shared by all tests: `world(3).run(function, *arguments)`.
 
-A rank is a process forked from a server that has imported torch already. It joins one group (gloo, or what is asked
-for) when it is born and then waits for functions, which travel by name. A test that leaves its ranks out of step costs
-it the whole world: the next test gets a fresh one.
+A rank is a process forked from a server that has imported torch already. It joins one group (gloo by default)
+when it starts and then waits for functions, which are pickled by name. If a test leaves its ranks out of step, the whole
+world is stopped, and the next test gets a fresh one.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any
 
 LARGEST = 8
 TIMEOUT = 120.0
-"""Seconds that a function may run before its ranks are said to hang."""
+"""Seconds that a function may run before its ranks count as hung."""
 GRACE = 1.0
-"""Seconds that the peers of a rank that failed get to fail too."""
+"""Seconds to wait for the peers of a failed rank to fail as well."""
 PRELOAD = ["drumline.runtime.training.preload"]
-"""What the server imports before it forks the first rank."""
+"""Modules that the server imports before it forks the first rank."""
 
 
 class RankFailed(Exception):
-    """What a rank raised cannot travel; its traceback is in the text."""
+    """An error of a rank that cannot be pickled; the text has its traceback."""
 
 
 class Hang(Exception):
@@ -40,7 +40,7 @@ class Hang(Exception):
 
 
 class World:
-    """`size` ranks that live until `stop`. A message may take as long as `patience`: for a peer that still compiles."""
+    """`size` ranks that live until `stop`. `patience`: timeout of a message, long enough for a peer that still compiles."""
 
     def __init__(self, size: int, backend: str = "gloo", patience: float = TIMEOUT) -> None:
         assert 1 <= size <= LARGEST, f"worlds have 1 to {LARGEST} ranks"
@@ -51,11 +51,11 @@ class World:
 
     @property
     def pids(self) -> set[int]:
-        """The processes that live on purpose."""
+        """Process ids of the ranks."""
         return {p.pid for p in self._processes}
 
     def run(self, function: Callable[..., Any], *arguments: Any, timeout: float = TIMEOUT) -> list[Any]:
-        """What `function(*arguments)` gives on every rank; the first rank's error if any raises."""
+        """Run `function(*arguments)` on every rank and return the results; raises the error of the first rank that failed."""
         if not self._processes:
             self._start()
         # Functions are found by the path of this moment: pytest adds folders as it collects.
@@ -68,11 +68,11 @@ class World:
         errors = {r: value for r, (kind, value) in sorted(answers.items()) if kind == "error"}
         alive = all(p.is_alive() for p in self._processes)
         if silent or not alive or 0 < len(errors) < self.size:
-            self.stop()  # who did not fail may be out of step
+            self.stop()  # ranks that did not fail may be out of step
         if silent and not errors:
             raise Hang(f"{function.__name__}: ranks {silent} of {self.size} did not answer within {timeout:g} s")
         if errors:
-            raise _chosen(errors)
+            raise _choose_error(errors)
         return [answers[r][1] for r in range(self.size)]
 
     def _start(self) -> None:
@@ -92,7 +92,7 @@ class World:
             self._processes.append(process)
 
     def _answers(self, timeout: float) -> dict[int, tuple[str, Any]]:
-        """Wait until every rank has answered, or died, or the time is up."""
+        """Wait until every rank has answered or died, or the time is up."""
         answers: dict[int, tuple[str, Any]] = {}
         end = time.monotonic() + timeout
         waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
@@ -110,11 +110,11 @@ class World:
         return answers
 
     def stop(self) -> None:
-        """End the ranks, by process; a world that is asked again starts again."""
+        """Kill the ranks; the next `run` starts new ones."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.kill()  # nothing that a rank holds is worth waiting for
+            process.kill()  # a rank has no state worth saving
         for process in self._processes:
             process.join()
             process.close()
@@ -123,15 +123,15 @@ class World:
         self._pipes, self._processes, self._folder = [], [], ""
 
 
-def _chosen(errors: dict[int, tuple[bytes | None, str]]) -> BaseException:
-    """The error to raise: the first rank's that is more than a broken connection."""
+def _choose_error(errors: dict[int, tuple[bytes | None, str]]) -> BaseException:
+    """Choose the error to raise: of the first rank whose error is more than a broken connection."""
     noise = ("Connection closed by peer", "Connection reset", "Broken pipe")
     rank = next((r for r, (_, text) in errors.items() if not any(n in text for n in noise)), min(errors))
-    raised, text = errors[rank]
+    pickled, text = errors[rank]
     error: BaseException = RankFailed(text)
-    if raised is not None:
+    if pickled is not None:
         try:
-            error = pickle.loads(raised)
+            error = pickle.loads(pickled)
         except Exception:
             return error
         error.add_note(f"on rank {rank} of those that failed, {sorted(errors)}:\n{text}")
@@ -139,7 +139,7 @@ def _chosen(errors: dict[int, tuple[bytes | None, str]]) -> BaseException:
 
 
 def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str, patience: float) -> None:
-    """The life of a rank: join, then run what comes."""
+    """Run a rank: join the group, then execute functions from the pipe."""
     if backend == "plain gloo":  # torch's own group, whose calls its dispatcher sees
         os.environ["DRUMLINE_CHECK_CALLS"], backend = "0", "gloo"
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -167,7 +167,7 @@ def _rank_main(pipe: Any, rank: int, size: int, store: str, backend: str, patien
 
 
 def _answer(order: bytes) -> bytes:
-    """Run one function; its result or its error, as bytes."""
+    """Run one function; returns its result or its error as bytes."""
     import torch
 
     random.seed(0)

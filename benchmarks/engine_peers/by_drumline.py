@@ -1,4 +1,4 @@
-"""Drumline's engine, on gloo as everybody else, and on its own `shm` backend."""
+"""Drumline's engine, on gloo as the other contestants, and on its own `shm` backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_shm(work: Work) -> Step:
 
 @contextmanager
 def _default_is(group: Any) -> Iterator[None]:
-    """The engine takes the default group when it is made; the others' is gloo, and all live in the same ranks."""
+    """Swap the default group while the engine is built: it uses that group, and the other contestants need gloo."""
     module: Any = dist.distributed_c10d
     before = module._get_default_group()
     module._update_default_pg(group)

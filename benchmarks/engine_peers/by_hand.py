@@ -50,7 +50,7 @@ def make(work: Work) -> Step:
 
 
 def make_alone(work: Work) -> Step:
-    """The computing of stage 0 without any communication, on every rank by itself: what communication is told from."""
+    """Stage 0 without any communication, each rank by itself: the baseline for the share of communication."""
     model = work.model()
     optimizer = work.job.optimizer(model.parameters())
 

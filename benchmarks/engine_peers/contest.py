@@ -1,4 +1,4 @@
-"""What the ranks do: all contestants live in them, each with a model of its own, and run blocks of steps in turn."""
+"""Code of the ranks: all contestants share the ranks, each with its own model, and run blocks of steps in turns."""
 
 from __future__ import annotations
 
@@ -39,61 +39,61 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 @dataclass
-class Found:
-    """What one stage gave, on one rank."""
+class Results:
+    """Measurements of one stage on one rank."""
 
     steps: int = 0
-    """Of one block."""
+    """Number of steps per block."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of one step, mean over the ranks, by contestant and block."""
+    """Seconds per step, mean over the ranks, by contestant and block."""
     loss: dict[str, float] = field(default_factory=dict)
-    """Of the last step; all have run as many."""
+    """Loss of the last step; all contestants run equally many."""
     refused: dict[str, str] = field(default_factory=dict)
     """Why a contestant does not take part."""
 
 
-def contest(emit: Callable[[dict[str, Any]], None], stage: int, samples: int, blocks: int, seconds: float) -> Found:
-    """All contestants of a stage, in about that many seconds, but `blocks` blocks of a step at least."""
+def contest(emit: Callable[[dict[str, Any]], None], stage: int, samples: int, blocks: int, seconds: float) -> Results:
+    """Run all contestants of a stage for about `seconds`, but at least `blocks` blocks of one step."""
     _begin()
     # a group of its own, because the default group keeps the backend it was made with
     work = work_for(stage, samples, dist.new_group(backend="shm"))
-    found = Found()
+    results = Results()
     runners: dict[str, Step] = {}
     once = 0.0
     for name, maker in MAKERS.items():
         try:
-            runners[name], last = _enter(maker, work)
+            runners[name], last = _start(maker, work)
             once += last
         except Exception as e:
-            found.refused[name] = _why(e)
+            results.refused[name] = _reason(e)
         # a contestant that fails on one rank alone must not leave the others waiting for it
-        if _mean(float(name in found.refused)) and name in runners:
+        if _mean(float(name in results.refused)) and name in runners:
             del runners[name]
-            found.refused[name] = "it failed on another rank"
-    found.steps = int(_mean(max(1, min(MOST, round(seconds / blocks / once)))))
-    found.seconds = {name: [] for name in runners}
+            results.refused[name] = "it failed on another rank"
+    results.steps = int(_mean(max(1, min(MOST, round(seconds / blocks / once)))))
+    results.seconds = {name: [] for name in runners}
     for block in range(blocks):
         for name in random.Random(block).sample(list(runners), len(runners)):
-            first = WARM + block * found.steps
-            taken, found.loss[name] = _block(runners[name], first, found.steps)
-            found.seconds[name].append(taken)
+            first = WARM + block * results.steps
+            taken, results.loss[name] = _block(runners[name], first, results.steps)
+            results.seconds[name].append(taken)
         emit({"block": block + 1})
-    return found
+    return results
 
 
 def shares(emit: Callable[[dict[str, Any]], None], rounds: int) -> dict[int, float]:
-    """The share of communication in a step of DDP by hand, by the samples of a rank."""
+    """Measure the share of communication in a step of handwritten DDP, by samples per rank."""
     _begin()
-    found: dict[int, float] = {}
+    measured: dict[int, float] = {}
     for samples in SIZES:
         work = work_for(0, samples, None)
-        alone, full = (_enter(MAKERS[name], work)[0] for name in (ALONE, HAND))
+        alone, full = (_start(MAKERS[name], work)[0] for name in (ALONE, HAND))
         pairs = [(_block(alone, WARM + i, 1)[0], _block(full, WARM + i, 1)[0]) for i in range(rounds)]
-        found[samples] = 1 - statistics.median(a / b for a, b in pairs)
-        emit({"samples": samples, "share": found[samples]})
-        if max(list(found.values())[-2:]) < 0.25 and len(found) > 1:  # one alone may be a disturbance
+        measured[samples] = 1 - statistics.median(a / b for a, b in pairs)
+        emit({"samples": samples, "share": measured[samples]})
+        if max(list(measured.values())[-2:]) < 0.25 and len(measured) > 1:  # one alone may be a disturbance
             break
-    return found
+    return measured
 
 
 def _begin() -> None:
@@ -102,8 +102,8 @@ def _begin() -> None:
     warnings.simplefilter("ignore")  # some contestants call functions of torch by their old names, in every step
 
 
-def _enter(maker: str, work: Work) -> tuple[Step, float]:
-    """Make a contestant and run its first steps; the seconds of the last of them."""
+def _start(maker: str, work: Work) -> tuple[Step, float]:
+    """Build a contestant and run its warm-up steps; returns the seconds of the last one."""
     file, _, function = maker.partition(":")
     step: Step = getattr(import_module(f"{__package__}.{file}"), function)(work)
     for number in range(WARM):
@@ -113,7 +113,7 @@ def _enter(maker: str, work: Work) -> tuple[Step, float]:
 
 
 def _block(step: Step, first: int, steps: int) -> tuple[float, float]:
-    """Seconds of a step, mean over the ranks, and the loss of the last one."""
+    """Time a block: seconds per step, mean over the ranks, and the loss of the last step."""
     dist.barrier()
     begin = time.perf_counter()
     for number in range(first, first + steps):
@@ -128,7 +128,7 @@ def _mean(value: float) -> float:
     return total.item() / dist.get_world_size()
 
 
-def _why(e: Exception) -> str:
+def _reason(e: Exception) -> str:
     if isinstance(e, Refused):
         return str(e)
     place = traceback.extract_tb(e.__traceback__)[-1]

@@ -1,4 +1,4 @@
-"""Ratios of step times with their intervals, and what they say about what was promised."""
+"""Ratios of step times with their 95% intervals, and verdicts against a bound."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ class Ratio:
         return f"{self.middle:.3f} ({self.low:.3f} to {self.high:.3f})"
 
     def at_most(self, bound: float) -> str:
-        """Whether it is shown to lie below a bound."""
+        """Judge whether the interval is below a bound."""
         return "kept" if self.high <= bound else "missed" if self.low > bound else "open: the interval holds the bound"
 
     def not_behind(self) -> str:
-        """Whether it is not shown to lie above 1; contestants on the same DDP cannot be told apart."""
+        """Compare with 1; contestants on the same DDP are indistinguishable (`level`)."""
         return "behind" if self.low > 1 else "ahead" if self.high < 1 else "level"
 
     def at_least(self, bound: float) -> str:
-        """Whether it is shown to lie above a bound."""
+        """Judge whether the interval is above a bound."""
         return "kept" if self.low >= bound else "missed" if self.high < bound else "open: the interval holds the bound"
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> Ratio:
-    """Block by block `over` / `under`; the interval by drawing blocks again, with replacement."""
+    """Divide `over` by `under` block by block; the interval is a bootstrap over the blocks."""
     each = [a / b for a, b in zip(over, under, strict=True)]
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(each, k=len(each))) for _ in range(DRAWS))

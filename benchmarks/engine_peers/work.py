@@ -1,4 +1,4 @@
-"""What every contestant does: the same model from the same seed, the same batches, AdamW, gradients clipped to 1."""
+"""The work of every contestant: the same model from the same seed, the same batches, AdamW, gradients clipped to 1."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer perceptron, each behind a norm and beside a residual."""
+    """Attention and a two-layer perceptron, each with a norm before it and a residual connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class Work:
     """The process group on the `shm` backend; the default group is on gloo."""
 
     def model(self) -> GPT:
-        """A fresh copy, equal on all ranks and for all contestants."""
+        """Build a fresh copy of the model, equal on all ranks and for all contestants."""
         torch.manual_seed(self.job.seed)
         return GPT()
 
     def pair(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Input and target of a step."""
+        """Return input and target of a step."""
         micro = self.batches[number % KEPT].micros[0]
         return micro.input, micro.target
 
@@ -105,7 +105,7 @@ def work_for(stage: int, samples: int, shm: Any) -> Work:
 
 
 def mean_over_ranks(loss: torch.Tensor) -> float:
-    """What every training loop logs."""
+    """Average the loss over the ranks, as training loops log it."""
     total = loss.detach().clone()
     dist.all_reduce(total)
     return total.item() / dist.get_world_size()

@@ -47,7 +47,7 @@ Rounds = list[dict[str, float]]
 
 
 def bare_loop(job: dl.Job, batch: Any, precision: str = "bf16") -> Callable[[], None]:
-    """What a careful person writes: autocast, the fused optimizer, the list of parameters made once."""
+    """Build the step of a careful handwritten loop: autocast, the fused optimizer, the parameter list made once."""
     torch.manual_seed(job.seed)
     model = job.model().to("cuda").train()
     parameters = list(model.parameters())
@@ -67,12 +67,12 @@ def bare_loop(job: dl.Job, batch: Any, precision: str = "bf16") -> Callable[[], 
 
 
 def placed(entry: Entry) -> Any:
-    """A batch on the GPU."""
+    """Put a batch on the GPU."""
     return tuple(t.cuda() for t in entry.sample(entry.batch))
 
 
 def contest(contestants: dict[str, Callable[[], Any]], seconds: float, warm: int = 6) -> Rounds:
-    """Rounds of some steps each, for some seconds."""
+    """Time rounds of some steps each, for some seconds."""
     for step in contestants.values():
         for _ in range(warm):
             step()
@@ -86,7 +86,7 @@ def contest(contestants: dict[str, Callable[[], Any]], seconds: float, warm: int
 
 
 def timed(step: Callable[[], Any]) -> float:
-    """Seconds of a step, of which some follow each other; the GPU has nothing to do before and after."""
+    """Time some consecutive steps; the GPU is idle before and after. Returns seconds per step."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(TURN):
@@ -96,17 +96,17 @@ def timed(step: Callable[[], Any]) -> float:
 
 
 def median(rounds: Rounds, name: str) -> float:
-    """Of one contestant."""
+    """Median seconds of one contestant."""
     return statistics.median(r[name] for r in rounds)
 
 
 def ratio(rounds: Rounds, name: str, other: str) -> float:
-    """Of the medians."""
+    """Ratio of the medians of two contestants."""
     return median(rounds, name) / median(rounds, other)
 
 
 def interval(rounds: Rounds, name: str, other: str) -> tuple[float, float]:
-    """The 95% interval of that ratio, by drawing the rounds again."""
+    """Bootstrap the 95% interval of that ratio over the rounds."""
     draw = random.Random(0)
     ratios = sorted(ratio(draw.choices(rounds, k=len(rounds)), name, other) for _ in range(400))
     return ratios[10], ratios[389]
@@ -119,7 +119,7 @@ def free() -> None:
 
 
 def overhead(seconds: float = 10.0) -> None:
-    """The engine and the bare loop, on all models; at most 1.02 is aimed at."""
+    """Compare the engine with the bare loop on all models; the target is at most 1.02."""
     for entry in HOST_BOUND:
         batch, job = placed(entry), entry.job()
         contestants = {
@@ -139,7 +139,7 @@ def overhead(seconds: float = 10.0) -> None:
 
 
 def graph(cluster: Cluster | None, seconds: float = 8.0) -> None:
-    """The captured step, the plain engine and the bare loop, and what was predicted for both plans before."""
+    """Compare the captured step, the plain engine and the bare loop with the predictions made before."""
     for entry in HOST_BOUND:
         batch, job = placed(entry), entry.job()
         plans = {"plain": entry.plan, "graph": f"{entry.plan},graph=true"}
@@ -166,7 +166,7 @@ def graph(cluster: Cluster | None, seconds: float = 8.0) -> None:
 
 
 def _predictions(entry: Entry, plans: dict[str, str], cluster: Cluster) -> dict[str, float]:
-    """Seconds by plan, from a trace, at the host's speed of now."""
+    """Predict the seconds of every plan from a trace, at the host's current speed."""
     profile = trace(entry.job(), precision="bf16", device="cuda")
     now = with_host_slowdown(cluster, host_slowdown(cluster.device, torch.device("cuda")) or 1.0)
     return {name: estimate(profile, dl.Plan.parse(plan), now).step_seconds for name, plan in plans.items()}

@@ -1,4 +1,4 @@
-"""Which models, how large, in which precision and under which plan. Libraries are asked for when a model is built."""
+"""The models with their size, precision and plan. Libraries are imported when a model is built."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Entry:
     name: str
     make: Callable[[], nn.Module]
     sample: Callable[[int], tuple[Any, Any]]
-    """A batch of so many samples, on the CPU."""
+    """A batch of n samples, on the CPU."""
     batch: int
     plan: str
     """In the plan notation; a pure bf16 model has its type from `make`."""

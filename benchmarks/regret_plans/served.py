@@ -1,4 +1,4 @@
-"""Ranks that live as long as a benchmark: worlds of several sizes side by side; one works while the others sleep."""
+"""Ranks that stay alive for a whole benchmark: worlds of several sizes, of which one works while the others sleep."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 from drumline.launchers import run_ranks
 
 ENGINES: dict[str, Any] = {}
-"""On a rank: the engines that it has, by job and plan."""
+"""Engines of a rank, by job and plan."""
 
 
 class Worlds:
-    """`worlds.call(2, function, *arguments)`: what each of two ranks gives. A world starts when it is first asked."""
+    """`worlds.call(2, function, *arguments)` returns the results of two ranks. A world starts on its first call."""
 
     def __init__(self, threads: int | None) -> None:
         self._threads = threads
@@ -26,7 +26,7 @@ class Worlds:
         self._running: list[threading.Thread] = []
 
     def call(self, ranks: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """On every rank of the world of that size; the first error that a rank has is raised."""
+        """Call a function on every rank of the world of that size; the first error of a rank is raised."""
         if ranks not in self._pipes:
             self._start(ranks)
         for pipe in self._pipes[ranks]:
@@ -48,7 +48,7 @@ class Worlds:
             self._pipes[ranks] = [door.accept() for _ in range(ranks)]
 
     def stop(self) -> None:
-        """Ranks end when they are told so."""
+        """End all ranks and wait for them."""
         for pipes in self._pipes.values():
             for pipe in pipes:
                 pipe.send(None)
@@ -65,7 +65,7 @@ class Worlds:
 
 
 def serve(emit: Callable[[dict[str, Any]], None], address: str) -> None:
-    """The life of a rank: it does what it is told, and sleeps between."""
+    """Run a rank: execute calls from the pipe until it is closed."""
     with Client(address, "AF_UNIX") as pipe:
         while (order := pipe.recv()) is not None:
             function, arguments = order

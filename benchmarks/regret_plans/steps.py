@@ -1,4 +1,4 @@
-"""What a rank does for benchmarks/regret.py: it sets plans up, runs blocks of steps, and forgets plans again."""
+"""Functions that ranks run for benchmarks/regret.py: set up a plan, run a block of steps, free a plan."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .served import ENGINES
 
 _BATCHES: dict[str, Iterator[Any]] = {}
 MANY = 100_000
-"""Steps that an engine may run in all."""
+"""Upper bound on the steps of an engine."""
 
 
 def set_up(reference: str, plan: str, warm: int) -> None:
-    """An engine for a job under a plan, and its first steps, which are not counted."""
+    """Build an engine for a job under a plan and run its warm-up steps."""
     key = f"{reference} {plan}"
     if key not in ENGINES:
         ENGINES[key] = initialize(Job.load(reference), plan)
@@ -28,7 +28,7 @@ def set_up(reference: str, plan: str, warm: int) -> None:
 
 
 def block(reference: str, plan: str, steps: int) -> float:
-    """The median seconds of some steps; fetching a batch is not a part of them."""
+    """Time some steps: the median seconds, without fetching the batch."""
     key = f"{reference} {plan}"
     engine, batches, times = ENGINES[key], _BATCHES[key], []
     for _ in range(steps):
@@ -40,7 +40,7 @@ def block(reference: str, plan: str, steps: int) -> float:
 
 
 def forget(reference: str, plan: str) -> None:
-    """Free what a plan has."""
+    """Free the engine of a plan."""
     key = f"{reference} {plan}"
     _BATCHES.pop(key, None)
     ENGINES.pop(key, None)

@@ -1,7 +1,7 @@
-"""The processes of benchmarks/server_or_ring.py, each on a host, and how they are told what to do at the same time.
+"""The processes of benchmarks/server_or_ring.py, each on a host, and commands that all execute at the same time.
 
 They are forked from one process that has imported torch, and enter the network namespace of their host. They take
-commands from a pipe, which does not use the network: to do something a number of times from a common moment on.
+commands from a pipe, which does not use the network; a command names a common start time and a number of repeats.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from netns import SwitchedHosts
 
 TOGETHER = 0.03
-"""Seconds in which a command reaches all processes."""
+"""Seconds allowed for a command to reach all processes."""
 
 
 class HostProcess:
@@ -36,16 +36,16 @@ class HostProcess:
     def __init__(self, switch: SwitchedHosts, host: int, make: Callable[[], Any]) -> None:
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_act, args=(theirs, switch, host, make), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, switch, host, make), daemon=True)
         self._process.start()
         theirs.close()
 
     def ask(self, name: str, *arguments: Any) -> None:
-        """Call a method over there; `answer` waits for its result."""
+        """Call a method in the process; `answer` waits for its result."""
         self._pipe.send((name, arguments))
 
     def answer(self, seconds: float = 300.0) -> Any:
-        """The result of the last call."""
+        """Wait for the result of the last call."""
         if not self._pipe.poll(seconds):
             raise RuntimeError(f"no answer within {seconds:.0f} s")
         good, result = self._pipe.recv()
@@ -60,7 +60,7 @@ class HostProcess:
 
 
 def ask_all(processes: Sequence[HostProcess], name: str, *arguments: Any) -> list[Any]:
-    """Call a method on several processes at once; their results."""
+    """Call a method in several processes at once and return their results."""
     for process in processes:
         process.ask(name, *arguments)
     return [process.answer() for process in processes]
@@ -69,9 +69,9 @@ def ask_all(processes: Sequence[HostProcess], name: str, *arguments: Any) -> lis
 def seconds_of(
     processes: Sequence[HostProcess], action: str, *arguments: Any, times: int = 1, every: float = 0.0
 ) -> list[float]:
-    """Seconds of an action that all do at the same time, from the moment when all have begun until the last has ended.
+    """Time an action that all processes run at the same time, from the common start until the last one ends.
 
-    It is done `times`, `every` so many seconds anew; or one right after the other, and the mean is returned.
+    It runs `times` times: every `every` seconds, or, if `every` is 0, back to back, and the mean is returned.
     """
     spans = ask_all(processes, "run", time.monotonic() + TOGETHER, times, every, action, *arguments)
     ends = [max(process[i][1] for process in spans) for i in range(times)]
@@ -81,8 +81,8 @@ def seconds_of(
     return [end - start for start, end in zip(starts, ends, strict=True)]
 
 
-def _act(pipe: Connection, switch: SwitchedHosts, host: int, make: Callable[[], Any]) -> None:
-    """The whole life of a process: enter the host, and do what is asked."""
+def _serve(pipe: Connection, switch: SwitchedHosts, host: int, make: Callable[[], Any]) -> None:
+    """Run a process: enter the host and execute commands from the pipe."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -102,7 +102,7 @@ def _act(pipe: Connection, switch: SwitchedHosts, host: int, make: Callable[[], 
 
 @contextmanager
 def started(switch: SwitchedHosts, workers: int, servers: Sequence[int], sizes: Sequence[int]) -> Iterator[Processes]:
-    """All processes: on each of the first hosts a rank of the ring and a worker, on the others the servers."""
+    """Start all processes: on each of the first hosts a rank of the ring and a worker, on the others the servers."""
     group = Processes()
     try:
         for i in range(workers):

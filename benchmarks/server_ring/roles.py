@@ -1,4 +1,4 @@
-"""What the processes of benchmarks/server_or_ring.py do: ranks of a ring, workers, and parameter servers.
+"""The roles of the processes of benchmarks/server_or_ring.py: ranks of a ring, workers, and parameter servers.
 
 Workers and servers are the engine's own (`runtime/asynchronous`), with a model that is one vector. The loss is the sum
 of its elements, so the gradient is 1 everywhere, and after n updates every weight must be -n RATE.
@@ -46,10 +46,10 @@ Address = str
 
 
 class Role:
-    """Does one of its actions a number of times, from a moment of the clock that all processes of a machine share."""
+    """Runs one of its actions a number of times, from a common moment of the machine's clock."""
 
     def run(self, at: float, times: int, every: float, action: str, *arguments: Any) -> list[tuple[float, float]]:
-        """Seconds at which each began and ended."""
+        """Run an action repeatedly; returns the start and end of each run."""
         act, spans = getattr(self, action), []
         for i in range(times):
             if (early := at + i * every - time.monotonic()) > 0:
@@ -74,11 +74,11 @@ class RingRank(Role):
         return self._buffers.setdefault(size, torch.zeros(max(1, size // 4)))
 
     def all_reduce(self, size: int) -> None:
-        """The ring."""
+        """All-reduce a vector over the ring."""
         self._comm.all_reduce(self._buffer(size), algorithm="ring")
 
     def trip(self, size: int) -> None:
-        """A message from rank 0 to rank 1, and back."""
+        """Send a message from rank 0 to rank 1 and back."""
         if self._comm.rank == 0:
             self._comm.send(self._buffer(size), 1)
             self._comm.receive(self._buffer(size), 1)
@@ -87,7 +87,7 @@ class RingRank(Role):
             self._comm.send(self._buffer(size), 0)
 
     def shift(self, size: int) -> None:
-        """One round of a ring: every rank sends to the next one."""
+        """Run one round of a ring: every rank sends to the next one."""
         rank, ranks = self._comm.rank, self._comm.size
         sends = [(self._buffer(size), (rank + 1) % ranks)]
         receives = [(torch.empty_like(self._buffer(size)), (rank - 1) % ranks)]
@@ -95,7 +95,7 @@ class RingRank(Role):
             pending.wait()
 
     def check(self) -> None:
-        """Whether the ring sums."""
+        """Check the sum of the ring."""
         x = torch.full((1000,), float(self._comm.rank + 1))
         self._comm.all_reduce(x, algorithm="ring")
         expected = self._comm.size * (self._comm.size + 1) / 2
@@ -103,7 +103,7 @@ class RingRank(Role):
 
 
 class _VectorWorkerEngine(WorkerEngine):
-    """A worker whose gradient is always the same: an exchange is what is left of its step."""
+    """A worker with a constant gradient: its step is only the exchange."""
 
     def begin(self) -> None:
         """Compute the gradient, and make the first exchange."""
@@ -113,7 +113,7 @@ class _VectorWorkerEngine(WorkerEngine):
         self.next_task()
 
     def exchange(self) -> None:
-        """Hand the gradient in, and read the weights of the next task."""
+        """Push the gradient, and read the weights of the next task."""
         self.record.begin(self.task.step)
         with self.phase("communication"):
             self._hand_in(self._batch, 0.0, 1.0, [])
@@ -151,19 +151,19 @@ class VectorWorker(Role):
         engine.begin()
 
     def exchange(self, servers: int, size: int) -> None:
-        """Push and pull: what a step sends."""
+        """Push and pull, as in a step."""
         self._engines[servers, size].exchange()
 
     def pull(self, servers: int, size: int) -> None:
-        """A call to the first server."""
+        """Call the first server."""
         self._engines[servers, size].pull()
 
     def pull_others(self, servers: int, size: int) -> None:
-        """Calls to the others."""
+        """Call the other servers."""
         self._engines[servers, size].pull_others()
 
     def check(self, servers: int, size: int) -> None:
-        """Whether every exchange has been an update of all weights."""
+        """Check that every exchange was an update of all weights."""
         engine = self._engines[servers, size]
         version = min(engine.versions)
         assert version == engine.task.step == engine.counted, (version, engine.task, engine.counted)
@@ -204,18 +204,18 @@ class VectorServer(Role):
             self._servers[size] = server
 
     def addresses(self) -> dict[int, Address]:
-        """Where workers find it, by size."""
+        """Return the addresses for workers, by size."""
         return {size: server.calls.address for size, server in self._servers.items()}
 
     def serve(self, others: Sequence[dict[int, Address]]) -> None:
-        """Connect the first server to the others, and begin."""
+        """Connect the first server to the others, and start serving."""
         for size, server in self._servers.items():
             assert isinstance(server, _TimedServer)
             server.connect([connect_to_server(partial(getitem, o, size), -1, patience=PATIENCE) for o in others])
             threading.Thread(target=server.serve, daemon=True).start()
 
     def update_seconds(self, size: int) -> list[float]:
-        """Seconds of all updates of a vector so far."""
+        """Return the seconds of all updates of a vector so far."""
         server = self._servers[size]
         assert isinstance(server, _TimedServer)
         return server.update_seconds
@@ -231,7 +231,7 @@ class _Vector(nn.Module):
 
 
 def vector_job(size: int, workers: int) -> Job:
-    """A model of one vector of that many bytes, whose gradient is 1."""
+    """Build a job whose model is one vector of `size` bytes with a gradient of 1."""
     data = torch.utils.data.TensorDataset(torch.ones(workers, 1), torch.ones(workers, 1))
     return Job(
         model=partial(_Vector, size // 4),

@@ -27,27 +27,27 @@ def bytes_per_second(rate: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StartUps:
-    """What a prediction is made of."""
+    """Parameters of a prediction."""
 
     ring: Link
-    """Of messages of the ring."""
+    """Link of the ring's messages."""
     calls: Link
-    """Of remote calls."""
+    """Link of remote calls."""
     port: Link
-    """Of a server."""
+    """Port of a server."""
     exchange: float
     """Seconds of an exchange without bytes."""
 
     def ring_seconds(self, p: int, m: float) -> float:
-        """Of an all-reduce."""
+        """Predict the seconds of an all-reduce."""
         return ring_all_reduce_seconds(p, m, self.ring)
 
     def server_seconds(self, p: int, n: int, m: float) -> float:
-        """Of an exchange with n servers."""
+        """Predict the seconds of an exchange with n servers."""
         return server_exchange_seconds(p, m, self.calls, servers=n, server_link=self.port, start_up=self.exchange)
 
     def crossing(self, p: int, n: int) -> float:
-        """Bytes below which servers are faster."""
+        """Predict the size in bytes below which servers are faster."""
         return crossing_bytes(
             p, self.calls, servers=n, server_link=self.port, ring_link=self.ring, start_up=self.exchange
         )
@@ -90,8 +90,8 @@ def measured_crossing(sizes: Sequence[int], servers: Sequence[float], ring: Sequ
     return float(math.exp(math.log(sizes[last]) + share * math.log(sizes[last + 1] / sizes[last])))
 
 
-def lines_of(results: Sequence[dict[str, Any]]) -> list[str]:
-    """The crossings of all, and then the seconds of each."""
+def table_lines(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Format the crossings of all cases, then the seconds of each."""
     head = ("rate", "workers", "servers", "measured", "one alpha", "alone", "all at once", "measured / all at once")
     lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
     for result in results:

@@ -1,1 +1,1 @@
-"""The contestants of the benchmarks of plans that split the model, and what these benchmarks share."""
+"""Contestants and shared parts of the benchmarks of plans that split the model."""

@@ -1,4 +1,4 @@
-"""What the ranks do: the contestants of a case live in them, each with a model of its own, and run blocks in turns."""
+"""Code of the ranks: the contestants of a case share them, each with its own model, and run blocks in turns."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ Emit = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Case:
-    """A plan of Drumline, and who does the same by hand."""
+    """A plan of Drumline and the contestants that do the same by hand."""
 
     title: str
     plan: str
     micro: int
     makers: Mapping[str, str]
-    """Contestant -> `file:function`."""
+    """Contestant -> `file:function` that builds it."""
 
 
 @dataclass
-class Found:
-    """What one case gave, on one rank."""
+class Results:
+    """Measurements of one case on one rank."""
 
     steps: int = 0
-    """Of one block."""
+    """Number of steps per block."""
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """Of one step, mean over the ranks, by contestant and block."""
+    """Seconds per step, mean over the ranks, by contestant and block."""
     losses: dict[str, list[float]] = field(default_factory=dict)
-    """Of the first steps."""
+    """Losses of the first steps."""
 
 
-def contest(emit: Emit, case: Case, samples: int, blocks: int, seconds: float) -> Found:
-    """All contestants of a case in about that many seconds, but `blocks` blocks of a step at least."""
+def contest(emit: Emit, case: Case, samples: int, blocks: int, seconds: float) -> Results:
+    """Run all contestants of a case for about `seconds`, but at least `blocks` blocks of one step."""
     work = _begin(case, samples)
-    found, runners, once = Found(), {}, 0.0
+    results, runners, once = Results(), {}, 0.0
     for name, maker in case.makers.items():
-        runners[name] = _made(maker, work)
-        found.losses[name] = []
+        runners[name] = _build(maker, work)
+        results.losses[name] = []
         for number in range(WARM):
             begin = time.perf_counter()
-            found.losses[name].append(runners[name](number))
+            results.losses[name].append(runners[name](number))
         once += time.perf_counter() - begin
-    found.steps = int(_mean(max(1, min(MOST, round(seconds / blocks / once)))))
-    found.seconds = {name: [] for name in runners}
+    results.steps = int(_mean(max(1, min(MOST, round(seconds / blocks / once)))))
+    results.seconds = {name: [] for name in runners}
     for block in range(blocks):
         for name in random.Random(block).sample(list(runners), len(runners)):
-            found.seconds[name].append(_block(runners[name], WARM + block * found.steps, found.steps))
+            results.seconds[name].append(_block(runners[name], WARM + block * results.steps, results.steps))
         emit({"block": block + 1})
-    return found
+    return results
 
 
 def profiled(_: Emit, case: Case, name: str, samples: int, steps: int) -> str:
-    """Where a contestant spends its time on this rank, function by function."""
-    step = _made(case.makers[name], _begin(case, samples))
+    """Profile a contestant on this rank, function by function."""
+    step = _build(case.makers[name], _begin(case, samples))
     for number in range(WARM):
         step(number)
     profile = cProfile.Profile()
@@ -93,14 +93,14 @@ def _begin(case: Case, samples: int) -> Work:
     return work_for(case.plan, samples, case.micro, dist.new_group(backend="shm"))
 
 
-def _made(maker: str, work: Work) -> Step:
+def _build(maker: str, work: Work) -> Step:
     file, _, function = maker.partition(":")
     step: Step = getattr(import_module(f"{__package__}.{file}"), function)(work)
     return step
 
 
 def _block(step: Step, first: int, steps: int) -> float:
-    """Seconds of a step, mean over the ranks."""
+    """Time a block: seconds per step, mean over the ranks."""
     dist.barrier()
     begin = time.perf_counter()
     for number in range(first, first + steps):

@@ -1,4 +1,4 @@
-"""Writes what a benchmark found between its marks in docs/log/model-parallel.md, or in another page."""
+"""Pastes the results of a benchmark between its marks in docs/log/model-parallel.md or another page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "log" / "model-parallel.md"
 
 
 def paste(mark: str, lines: Sequence[str], how: str, page: Path | None = None) -> None:
-    """Replace what stands between `<!-- mark -->` and `<!-- /mark -->`."""
+    """Replace the text between `<!-- mark -->` and `<!-- /mark -->`."""
     page = page or PAGE
     begin, end = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     text = page.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What every contestant does: the same GPT from the same seed, the same batches, AdamW, gradients clipped to 1."""
+"""The work of every contestant: the same GPT from the same seed, the same batches, AdamW, gradients clipped to 1."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Work:
     """The process group on the `shm` backend; the default group is on gloo."""
 
     def model(self) -> GPT:
-        """A fresh copy, equal on all ranks and for all contestants."""
+        """Build a fresh copy of the model, equal on all ranks and for all contestants."""
         torch.manual_seed(self.job.seed)
         return GPT(SIZE)
 
     def pair(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Input and target of a step, all micro-batches together."""
+        """Return input and target of a step, all micro-batches together."""
         micros = self.batches[number % KEPT].micros
         return torch.cat([m.input for m in micros]), torch.cat([m.target for m in micros])
 

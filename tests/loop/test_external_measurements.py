@@ -79,7 +79,7 @@ def test_a_host_that_replaces_another_asks_the_others(
     assert machine_file(4).read_text() == text
 
 
-def test_what_a_rank_reads_and_keeps(ranks: FakeRanks) -> None:
+def test_measurements_that_a_rank_reads_and_stores(ranks: FakeRanks) -> None:
     assert read_measurement(None, 4, 2) == ""
     store_measurement(None, "text", 4, 2)
     store_measurement(None, "another", 4, 2)

@@ -23,7 +23,7 @@ def failed(kind: str = "signal", rank: int = 1, what: str = "") -> RankFailed:
 
 
 class Script:
-    """Attempts that end as written: after so many steps, with a failure or a result."""
+    """Attempts that end as written: after a number of steps, with a failure or a result."""
 
     def __init__(self, folder: Path, *ends: tuple[int, Result], plan: str = "dp=4", **options: Any) -> None:
         self.ends, self.plans, self.resumed, self.notes, self.steps = list(ends), [], [], [], 0

@@ -90,7 +90,7 @@ def test_a_prompt_or_notebook(tmp_path: Path) -> None:
     assert script(tmp_path, calls, stdin=True) == ["3 steps"] * 4 + ["True", "[True, True]"]
 
 
-def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
+def test_objects_that_cannot_be_sent_are_named(tmp_path: Path) -> None:
     """A lock has no value to send: the job runs in this process, or is refused before a rank starts."""
     calls = ["import threading; lock = threading.Lock()"]
     calls.append("kept = dl.Job(lambda: lock and model(), F.cross_entropy, optimizer, data, 10, steps=3)")

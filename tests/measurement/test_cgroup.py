@@ -61,7 +61,7 @@ def test_no_control_groups(tmp_path: Path) -> None:
 
 
 def test_cpu_time_counts_at_the_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether one pause was met changes little: it is in the CPU time of the others."""
+    """A single pause changes little: it is in the CPU time of the others."""
     monkeypatch.setattr(cgroup, "cpu_quota", lambda: CpuQuota(0.5, 0.1, "here"))
     times, cpu_times = [1.0, 1.0, 1.0, 5.0], [0.9, 0.9, 0.9, 1.1]
     for still, wanted in ((False, 1.0), (True, 1.9)):

@@ -1,4 +1,4 @@
-"""What every rule promises, as a function: a small program, its inputs split in every way, gives on the ranks what it
+"""The contract of every rule, as a function: a small program, its inputs split in every way, gives on the ranks what it
 gives whole, and so do its gradients; and which splits make the pass gather something."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Case:
     gathers: str = ""
     """Splits of one input for which something is gathered: `a0`, `b1`, or `a1/segments` for one kind of cut."""
     pairs: bool = False
-    """Whether to split two inputs at once as well."""
+    """Whether to split pairs of inputs as well."""
 
 
 def seeds_of(case: Case, n: int) -> Iterator[tuple[str, dict[str, Split]]]:

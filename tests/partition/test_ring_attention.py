@@ -124,7 +124,7 @@ def test_shapes_without_values() -> None:
     assert functions.fake_shapes((0, 4, 9, 12)) == [(2, 4, 5, 6), (2, 4, 5, 8), (2, 2, 5, 8), (2, 2, 5, 6), (5, 12)]
 
 
-def test_how_far_blocks_travel() -> None:
+def test_number_of_hops_of_blocks() -> None:
     ring = RingSchedule(0, (0, 3, 6, 9), (0, 3, 6, 9), True)
     assert [ring.reach(b) for b in range(3)] == [2, 1, 0]
     assert [ring.offset(b) for b in range(3)] == [0, -3, -6]

@@ -36,8 +36,8 @@ def test_between_hosts_the_hierarchy_wins_and_is_explained() -> None:
     for word in words:
         step = price(profile, HOSTS, replace(plan, allreduce=word)).step_seconds
         assert step >= estimate.step_seconds, word
-    said = describe_algorithm(plan, HOSTS)
-    assert said.startswith("Gradients are summed by hierarchical (allreduce=auto): 21")
+    text = describe_algorithm(plan, HOSTS)
+    assert text.startswith("Gradients are summed by hierarchical (allreduce=auto): 21")
     assert "Gradients are summed by ring: " in describe_algorithm(replace(plan, allreduce="ring"), HOSTS)
     assert "the next are 21" in describe_algorithm(replace(plan, allreduce="ring"), HOSTS)
 

@@ -1,4 +1,4 @@
-"""Whatever `plan --from` proposes for a config runs: the engine accepts it, and it keeps what the config fixes."""
+"""Every plan that `plan --from` proposes is accepted by the engine and keeps the values that the config fixes."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def follow(table: dict[str, Any], error: InputError) -> None:
-    """What a refusal advises is not refused for the same reason."""
+    """The plan that a refusal suggests is not refused for the same reason."""
     advised = re.search(r"--batch (\d+)", error.fix)
     if advised:
         config = deepspeed.read(table, 8)

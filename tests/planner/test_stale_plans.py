@@ -112,7 +112,7 @@ def test_dropped_gradients_do_not_count_as_speed() -> None:
     assert "do not count" in backup.reason
 
 
-def test_one_device_has_nobody_to_wait_for() -> None:
+def test_one_device_waits_for_no_rank() -> None:
     answer = asked(NET, CPU.with_devices(1))
     assert answer.stale is not None and not answer.stale.chosen and "one replica" in answer.stale.sentence
 

@@ -1,4 +1,4 @@
-"""Ties: of plans that the prices cannot tell apart, the simplest is proposed."""
+"""Ties: of plans that the cost model cannot distinguish, the simplest is proposed."""
 
 from __future__ import annotations
 
@@ -129,4 +129,4 @@ def test_brief_and_full_searches_agree() -> None:
 def test_the_explanation_names_the_tie() -> None:
     answer, _ = search(zoo.profile("bert:large", batch_size=256), load("dgx-a100").with_devices(8))
     assert answer.best.reason.startswith("simplest of ") and answer.best.reason.endswith(" plans within 5% of the best")
-    assert "plans whose time the prices cannot tell apart (5%): dp=8,zero=3" in answer.explanation
+    assert "plans whose time the cost model cannot distinguish (5%): dp=8,zero=3" in answer.explanation

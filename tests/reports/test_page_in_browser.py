@@ -124,7 +124,7 @@ PAGES: dict[str, Callable[[Path], Path]] = {
 
 
 def widest(tab: Tab) -> float:
-    """Pixels by which something is wider than the page, outside of boxes that scroll; text that nobody sees aside."""
+    """Pixels by which something is wider than the page, outside of boxes that scroll; invisible text does not count."""
     return float(
         tab.run(
             """Math.max(...[...document.querySelectorAll("header *, main *")].filter(

@@ -193,7 +193,7 @@ def test_axes_have_two_labels_or_more() -> None:
 # ---- the roofline
 
 
-def test_operators_lie_under_the_roof() -> None:
+def test_operators_are_below_the_roofline() -> None:
     profile, plan, cluster = zoo_profile("gpt:1.3b"), Plan.parse("dp=8,precision=bf16"), load("dgx-a100")
     roof = Roofline.of(cluster.device, "bf16")
     operators = operator_rates(profile, plan, cluster.device, profile.batch_size)

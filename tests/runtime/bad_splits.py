@@ -17,7 +17,7 @@ from drumline.runtime.verification.verify import verify
 
 
 class Asking(nn.Module):
-    """What it computes depends on a value."""
+    """A model whose control flow depends on a value."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -520,7 +520,7 @@ class Borrowing(nn.Module):
 def reading_outside() -> None:
     """A weight that is read while its layer does not run, in a model that was never traced."""
     model = Borrowing()
-    with parity.as_in_life("zero=3"):
+    with parity.shard_small_layers("zero=3"):
         engine, *_ = dl.initialize(
             model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config_of(3, 1, 0.0)
         )

@@ -231,7 +231,7 @@ def refused(name: str, plan: str) -> None:
 
 
 def left(name: str, plan: str) -> dict[str, str]:
-    """What stays whole."""
+    """A part of the model that stays whole."""
     return dict(dl.initialize(make(name), plan).left_whole)
 
 

@@ -1,4 +1,4 @@
-"""A rank that another launcher started: verifies plans over a backend, and prints what carried their gradients.
+"""A rank started by another launcher: verifies plans over a backend and prints how their gradients were reduced.
 
 gradient_ranks.py BACKEND PLAN [PLAN ...]
 """
@@ -17,8 +17,8 @@ from drumline.core.errors import PlanError
 from drumline.runtime.engine import initialize
 
 
-def carrier(plan: str) -> str:
-    """What carries the gradients of a plan here."""
+def gradient_algorithm(plan: str) -> str:
+    """Name the algorithm and transport that reduce the gradients of a plan."""
     strategy = initialize(small_jobs.make("mlp", model=parity.Wide), plan).strategy
     groups = getattr(strategy, "_groups", None)
     schedules = groups.shard_schedules if groups else getattr(strategy, "_schedules", None)
@@ -28,16 +28,16 @@ def carrier(plan: str) -> str:
 def main() -> None:
     torch.set_num_threads(1)
     where = connect(backend=sys.argv[1], timeout=60)
-    said = {}
+    algorithms = {}
     for plan in sys.argv[2:]:
         try:
             result = parity.run_verify("mlp", plan, 2, {"model": parity.Wide})
             if where.rank == 0:
                 parity.check(result)
-            said[plan] = carrier(plan)
+            algorithms[plan] = gradient_algorithm(plan)
         except PlanError as e:
-            said[plan] = str(e.what)
-    sys.stdout.write(json.dumps(said) + "\n")  # in one piece, among the lines of other ranks
+            algorithms[plan] = str(e.what)
+    sys.stdout.write(json.dumps(algorithms) + "\n")  # in one piece, among the lines of other ranks
     sys.stdout.flush()
     disconnect()
 

@@ -1,4 +1,4 @@
-"""Jobs in the forms that people bring, and what ranks do with them. Ranks import these functions by name."""
+"""Jobs in the various forms users write them, and the functions ranks run on them, imported by name."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def pad(samples: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def data_of(kind: str) -> Any:
-    """Data in one of its forms."""
+    """Make the data in one of its forms."""
     samples: Dataset[Any] = small_jobs.Samples("vector", SAMPLES)
     seeded = torch.Generator().manual_seed(7)
     forms: dict[str, Callable[[], Any]] = {
@@ -101,7 +101,7 @@ def data_of(kind: str) -> Any:
 
 
 def with_data(kind: str, **changes: Any) -> dl.Job:
-    """The MLP on data of some form."""
+    """Build the MLP on data of some form."""
     return small_jobs.make("mlp", data=lambda: data_of(kind), batch_size=BATCH, **changes)
 
 
@@ -151,7 +151,7 @@ def decay_some(named_parameters: list[tuple[str, nn.Parameter]]) -> torch.optim.
 
 
 def plateau(optimizer: torch.optim.Optimizer) -> Any:
-    """Halves the rate at once when the loss does not fall by a lot."""
+    """Halve the learning rate as soon as the loss stops falling fast."""
     return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
 
 
@@ -195,14 +195,14 @@ def losses_without_loss(form: str, plan: str) -> list[float]:
 def trained(
     job: dl.Job, plan: str, steps: int = STEPS, *, saves: Any = None
 ) -> tuple[Engine, list[str], dict[str, Any]]:
-    """`train` on this rank; the messages of the first one, and the result."""
-    engine, said = engine_of(job, plan), []
+    """Run `train` on this rank; returns the engine, the messages of rank 0 and the result."""
+    engine, messages = engine_of(job, plan), []
 
     def emit(event: dict[str, Any]) -> None:
         if "message" in event:
-            said.append(event["message"])
+            messages.append(event["message"])
 
-    return engine, said, train(engine, emit, steps=steps, evaluate=True, saves=saves)
+    return engine, messages, train(engine, emit, steps=steps, evaluate=True, saves=saves)
 
 
 def weights(engine: Engine, *, ema: bool = False) -> dict[str, torch.Tensor]:
@@ -219,13 +219,13 @@ def named_weights(plan: str) -> dict[str, torch.Tensor]:
 
 
 def averaged(plan: str, folder: str) -> Any:
-    """Averaged weights after some steps, their evaluation, that of the newest weights, and the former after a resume."""
+    """Return averaged weights, their evaluation, that of the newest weights, the averaged weights after a resume, a loss."""
     job = small_jobs.make("mlp", ema=0.5)
     engine = engine_of(job, plan)
     for batch in engine.data(3):
         engine.step(batch)
     before = weights(engine)
-    found = weights(engine, ema=True), engine.evaluate(), engine.evaluate(ema=False)
+    results = weights(engine, ema=True), engine.evaluate(), engine.evaluate(ema=False)
     after = weights(engine)
     assert all(torch.equal(before[k], after[k]) for k in before)
     engine.save(folder)
@@ -233,7 +233,7 @@ def averaged(plan: str, folder: str) -> Any:
     again = engine_of(job, plan)
     again.load(folder)
     (loss,) = [engine.step(batch) for batch in engine.data(1)]
-    return *found, weights(again, ema=True), loss
+    return *results, weights(again, ema=True), loss
 
 
 def averaged_replicas(plan: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -257,7 +257,7 @@ def plateau_run(plan: str) -> tuple[list[float], dict[str, torch.Tensor]]:
 
 
 def serial(job: dl.Job, steps: int, *, after: Callable[[int, nn.Module, Any, Any], None] | None = None) -> nn.Module:
-    """A plain loop on one device in float64, which shares nothing with the engine but the order of the samples."""
+    """Train in a plain loop on one device in float64, which shares only the order of the samples with the engine."""
     from drumline.datasets import Stream as Batches
     from drumline.datasets import load_data
 
@@ -289,7 +289,7 @@ def mean_loss(model: nn.Module, kind: str = "vector") -> float:
 
 
 def same_batch(plan: str, own: bool) -> list[str]:
-    """A loop of the user's own that gives every rank the same batch, or each its own; what was warned of."""
+    """A loop of the user's own that gives every rank the same batch, or each its own; returns the warnings."""
     import warnings
 
     engine = engine_of(small_jobs.make("mlp"), plan)
@@ -306,37 +306,37 @@ def same_batch(plan: str, own: bool) -> list[str]:
 
 
 class Recording(dl.Callback):
-    """Keeps what it is told, and stops after a step."""
+    """Records its calls and stops after a step."""
 
-    told: ClassVar[list[tuple[str, int]]] = []
+    calls: ClassVar[list[tuple[str, int]]] = []
 
     def __init__(self, stop_after: int = 10**9) -> None:
         self.stop_after = stop_after
-        Recording.told.clear()
+        Recording.calls.clear()
 
     def after_step(self, engine: Engine, step: int, loss: float) -> bool:
         """Only the last rank wants to stop."""
-        Recording.told.append(("step", step))
+        Recording.calls.append(("step", step))
         return step + 1 >= self.stop_after and engine.rank == engine.ranks - 1
 
     def after_evaluation(self, engine: Engine, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics have the loss and the job's own."""
         assert set(metrics) == {"loss", "accuracy"}
-        Recording.told.append(("evaluation", step))
+        Recording.calls.append(("evaluation", step))
 
 
 def with_callback(plan: str, stop_after: int) -> tuple[list[tuple[str, int]], int]:
-    """What a callback was told, and the steps that were made."""
+    """Train with a callback; returns its recorded calls and the number of steps."""
     job = small_jobs.make("mlp", callbacks=lambda: [Recording(stop_after)], evaluate=accuracy, evaluate_every=2)
     engine, _, _ = trained(job, plan, 6)
-    return list(Recording.told), engine.steps
+    return list(Recording.calls), engine.steps
 
 
 def early_stop(plan: str) -> tuple[int, list[str]]:
     """A patience of one evaluation, and a metric that never improves."""
     job = small_jobs.make("mlp", callbacks=lambda: [dl.EarlyStop(patience=1, min_delta=10.0)], evaluate_every=1)
-    engine, said, _ = trained(job, plan, 6)
-    return engine.steps, said
+    engine, messages, _ = trained(job, plan, 6)
+    return engine.steps, messages
 
 
 CLIP_NORM = 0.01
@@ -368,7 +368,7 @@ def clip_by_hand(zero: int, clip: str, micro: int = 1) -> list[float]:
 
 
 def use_sent_gradients() -> list[str]:
-    """Under zero=2: what can be asked of a parameter's `grad` between backward and step, and what is refused."""
+    """Use a parameter's `grad` between backward and step under zero=2; returns the refused uses."""
     torch.manual_seed(0)
     model = small_jobs.MLP()
     engine, *_ = dl.initialize(

@@ -1,9 +1,9 @@
 """The whole parity matrix: `make parity`, or a part of it, `make parity ARGS="--jobs gpt --ranks 2"`.
 
-The plans that split the model are a family of their own, `--family split`. A cell ends as `passed` with its largest
-error, FAILED, `same` as another cell on a CPU, `refused` by the table of combinations, `not here` or `not run`; each with
-its reason. The table goes to build/parity.txt. With `--log FILE` every result is kept as it comes, and a run that was
-stopped goes on from there: what is in the file is not run again.
+The plans that split the model are a family of their own, `--family split`. The outcome of a cell is `passed` with its
+largest error, FAILED, `same` as another cell on a CPU, `refused` by the table of combinations, `not here` (impossible on
+this machine) or `not run`; each with its reason. The table goes to build/parity.txt. With `--log FILE` every result is
+stored as soon as it is known, and a stopped run resumes: cells in the file are not run again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ PAGE = Path(__file__).parents[2] / "build" / "parity.txt"
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a cell ended."""
+    """Outcome of a cell."""
 
     kind: str
     """`passed`, `FAILED`, `same`, `refused`, `not here` or `not run`."""
@@ -65,16 +65,16 @@ class Result:
     seconds: float = 0.0
 
 
-# -- on the ranks
+# -- functions of the ranks
 
 _unused: dict[str, bool] = {}
 
 
 def run_cell(cell: Cell, steps: int, folder: str = "") -> tuple[dict[str, float], float, dict[str, float]] | None:
-    """On every rank: train under the plan.
+    """Train under the plan on every rank, and compare with one device.
 
-    The first rank gets the errors, the largest of any step's loss, and, where it is beyond the stated bound, how far
-    one device itself is from float64. `folder` has what one device comes to, as far as it is known.
+    Rank 0 returns the errors, the largest error of any step's loss, and, if an error exceeds its bound, the rounding
+    errors of one device against float64. `folder` caches the results of one device.
     """
 
     def remembered(job: Any) -> bool:
@@ -83,7 +83,10 @@ def run_cell(cell: Cell, steps: int, folder: str = "") -> tuple[dict[str, float]
         return _unused[cell.job]
 
     torch._dynamo.config.fail_on_recompile_limit_hit = True  # or torch would go on without compiling
-    with parity.as_in_life(cell.plan), mock.patch("drumline.runtime.core.rank_state.has_unused_parameters", remembered):
+    with (
+        parity.shard_small_layers(cell.plan),
+        mock.patch("drumline.runtime.core.rank_state.has_unused_parameters", remembered),
+    ):
         engine = build_engine(small_jobs.make(cell.job), Plan.parse(cell.plan), exact=cell.computed == "float64")
         mine = run_plan(engine, steps, set(), locate=False)
         if engine.rank > 0:
@@ -96,11 +99,11 @@ def run_cell(cell: Cell, steps: int, folder: str = "") -> tuple[dict[str, float]
         return parts, later, errors_of(theirs, truth, cell.computed, engine.plan)[0]
 
 
-# -- here
+# -- functions of the main process
 
 
-def judged(cell: Cell, parts: Mapping[str, float], later: float, rounding: Mapping[str, float]) -> Result:
-    """Whether the errors of a cell are within its bounds; `rounding` is that of one device."""
+def judge(cell: Cell, parts: Mapping[str, float], later: float, rounding: Mapping[str, float]) -> Result:
+    """Judge the errors of a cell by its bounds; `rounding` are the rounding errors of one device."""
     plan = Plan.parse(cell.plan)
     bounds = bounds_of(cell.computed, plan, rounding)
     part = worst_of(parts, bounds)
@@ -114,25 +117,25 @@ def judged(cell: Cell, parts: Mapping[str, float], later: float, rounding: Mappi
         return Result("FAILED", later, f"losses off by {later:.1e}, at most {most:g}")
     if worst > limits_of(cell.computed, plan)[0]:
         return Result(
-            "passed", worst, f"{part} off by {worst:.1e}; one device's own are {rounding[part]:.1e} off float64"
+            "passed", worst, f"{part} off by {worst:.1e}; on one device they are off float64 by {rounding[part]:.1e}"
         )
     return Result("passed", max(worst, later) if plan.compress != "none" else worst)
 
 
 def limit_of(plan: Plan) -> float:
-    """Seconds that a cell may take. All cells of a world have the same."""
+    """Time limit of a cell in seconds; the same for all cells of a world."""
     return COMPILE_LIMIT if plan.compile else LIMIT
 
 
 def run_one(world: World, cell: Cell, steps: int, folder: str = "") -> Result:
-    """A cell on its ranks."""
+    """Run a cell on its ranks."""
     start = time.monotonic()
     expected = split_cells.unfit(cell.job, Plan.parse(cell.plan))
     try:
         limit = limit_of(Plan.parse(cell.plan))
-        result = judged(cell, *world.run(run_cell, cell, steps, folder, timeout=limit)[0])
+        result = judge(cell, *world.run(run_cell, cell, steps, folder, timeout=limit)[0])
         if expected:
-            result = Result("FAILED", math.inf, f"it ran, and was to be refused: {expected}")
+            result = Result("FAILED", math.inf, f"it ran, but should have been refused: {expected}")
     except PlanError as e:
         known = expected and e.what.startswith(expected)
         words = f"{e.what}: {e.rule}"
@@ -142,8 +145,8 @@ def run_one(world: World, cell: Cell, steps: int, folder: str = "") -> Result:
     return Result(result.kind, result.error, result.words, time.monotonic() - start)
 
 
-def units(todo: Sequence[Cell]) -> list[list[Cell]]:
-    """The cells of one world each. Few ranks first, which show most in a short time; one rank and the compiler last."""
+def groups_by_world(todo: Sequence[Cell]) -> list[list[Cell]]:
+    """Group cells by the world they run in. Few ranks come first, for early results; one rank and the compiler last."""
     result: dict[tuple[bool, int, str, str], list[Cell]] = {}
     for cell in todo:
         plan = Plan.parse(cell.plan)
@@ -153,26 +156,26 @@ def units(todo: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def run_all(todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell, Result], None]) -> dict[Cell, Result]:
-    """Every cell. Ranks live for one job and world size: they keep the groups and compiled layers of their plans."""
+    """Run all cells. Ranks serve one job and world size: process groups and compiled layers are reused between plans."""
     waiting: queue.SimpleQueue[list[Cell]] = queue.SimpleQueue()
-    for unit in units(todo):
-        waiting.put(unit)
+    for group in groups_by_world(todo):
+        waiting.put(group)
     results: dict[Cell, Result] = {}
     folder = tempfile.TemporaryDirectory(prefix="drumline-references-")
 
     def work() -> None:
         while True:
             try:
-                unit = waiting.get_nowait()
+                group = waiting.get_nowait()
             except queue.Empty:
                 return
-            plan = Plan.parse(unit[0].plan)
+            plan = Plan.parse(group[0].plan)
             world = World(*cells.world_of(plan), patience=limit_of(plan))
             try:
-                for cell in unit:
+                for cell in group:
                     results[cell] = run_one(world, cell, steps, folder.name)
                     keep(cell, results[cell])
-                    _tell(cell, results[cell], len(results), len(todo))
+                    _print_progress(cell, results[cell], len(results), len(todo))
             finally:
                 world.stop()
 
@@ -186,21 +189,21 @@ def run_all(todo: Sequence[Cell], steps: int, at_once: int, keep: Callable[[Cell
 
 
 class Log:
-    """Results as they come, a line each; failures are not kept, so that they run again."""
+    """A file of results, a line each; failures are not stored, so that they run again."""
 
     def __init__(self, path: str, steps: int) -> None:
         self._path, self._steps = Path(path) if path else None, steps
         self._lock = threading.Lock()
 
     def known(self) -> dict[Cell, Result]:
-        """The results of an earlier run with the same number of steps."""
+        """Load the results of an earlier run with the same number of steps."""
         if self._path is None or not self._path.exists():
             return {}
         lines = [json.loads(line) for line in self._path.read_text().splitlines()]
         return {Cell(**x["cell"]): Result(**x["result"]) for x in lines if x["steps"] == self._steps}
 
     def keep(self, cell: Cell, result: Result) -> None:
-        """Add one."""
+        """Append a result."""
         if self._path is None or result.kind == "FAILED":
             return
         outcome = {"cell": dataclasses.asdict(cell), "result": dataclasses.asdict(result), "steps": self._steps}
@@ -208,7 +211,7 @@ class Log:
             print(json.dumps(outcome), file=f)
 
 
-def _tell(cell: Cell, result: Result, done: int, of: int) -> None:
+def _print_progress(cell: Cell, result: Result, done: int, of: int) -> None:
     if result.kind == "FAILED":
         print(f"FAILED {cell.job} {cell.plan} {cell.computed}: {result.words}", file=sys.stderr, flush=True)
     elif done % 100 == 0:
@@ -217,16 +220,16 @@ def _tell(cell: Cell, result: Result, done: int, of: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A plan on some ranks."""
+    """A row of the table: a plan on some number of ranks."""
 
     plan: str
     fate: str
-    """Of the whole row, if it does not depend on the job."""
+    """Outcome of the whole row, if it does not depend on the job."""
     cells: tuple[Cell, ...] = ()
 
 
 def split_rows(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") -> list[Row]:
-    """The table of one number of ranks, of plans that split the model."""
+    """Make the table of plans that split the model, for a number of ranks."""
     rows = []
     for table, plan in split_cells.plans(ranks):
         name = str(plan) if isinstance(plan, Plan) else ",".join(f"{k}={v}" for k, v in table.items())
@@ -241,7 +244,7 @@ def split_rows(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") 
 
 
 def rows_of(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") -> list[Row]:
-    """The table of one number of ranks, of data-parallel plans."""
+    """Make the table of data-parallel plans, for a number of ranks."""
     rows = []
     for table, plan in cells.plans(ranks):
         name = str(Plan.from_table({"dp": 1, **{k: v for k, v in table.items() if k != "shard"}}, "")).removeprefix(
@@ -258,7 +261,7 @@ def rows_of(jobs: Sequence[str], ranks: int, only: str = "", skip: str = "") -> 
 
 
 def draw(rows: Sequence[Row], jobs: Sequence[str], ranks: int, results: Mapping[Cell, Result]) -> list[str]:
-    """Plans as rows, jobs as columns: the errors in float64 and in the plan's own type."""
+    """Format plans as rows and jobs as columns: the errors in float64 and in the plan's own type."""
     width = max((len(row.plan) for row in rows), default=4)
     lines = [f"{ranks} rank{'s' if ranks > 1 else ''}", f"{'':{width}}  " + "  ".join(f"{j:>17}" for j in jobs)]
     for row in rows:
@@ -291,7 +294,7 @@ def _short(result: Result) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Plans of one kind, with the jobs and the numbers of ranks that they are tried on."""
+    """Plans of one kind, with the jobs and numbers of ranks to test them on."""
 
     jobs: tuple[str, ...]
     ranks: tuple[int, ...]
@@ -317,7 +320,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--skip", default="", help="no plans with this text in them, such as compile")
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--at-once", type=int, default=2, help="worlds of ranks at a time")
-    parser.add_argument("--log", default="", help="keep results here, and do not run again what is in it")
+    parser.add_argument("--log", default="", help="store results here, and skip cells that are in it")
     parser.add_argument("--list", action="store_true", help="count the cells and run none")
     chosen = parser.parse_args(arguments)
     families = chosen.family.split(",")
@@ -332,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         jobs = [j for j in family.jobs if not asked or j in asked]
         ranks = [int(n) for n in chosen.ranks.split(",") if n] or family.ranks
         tables |= {(name, n): (jobs, family.rows(jobs, n, chosen.plans, chosen.skip)) for n in ranks}
-    results, todo = _sorted(tables)
+    results, todo = _known_and_todo(tables)
     refused = sum(2 * len(jobs) for jobs, rows in tables.values() for row in rows if row.fate)
     if chosen.list:
         print(f"{len(todo)} cells to run; {Counter(r.kind for r in results.values())}, {refused} refused")
@@ -348,8 +351,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if any(r.kind == "FAILED" for r in results.values()) else 0
 
 
-def _sorted(tables: Mapping[tuple[str, int], tuple[list[str], list[Row]]]) -> tuple[dict[Cell, Result], list[Cell]]:
-    """The cells whose outcome is known already, and those to run."""
+def _known_and_todo(
+    tables: Mapping[tuple[str, int], tuple[list[str], list[Row]]],
+) -> tuple[dict[Cell, Result], list[Cell]]:
+    """Separate the cells whose outcome is known without running from those to run."""
     results: dict[Cell, Result] = {}
     todo = []
     for (family, _), (_, rows) in tables.items():
@@ -363,7 +368,7 @@ def _sorted(tables: Mapping[tuple[str, int], tuple[list[str], list[Row]]]) -> tu
 
 
 def summary(results: Mapping[Cell, Result], refused: int, seconds: float) -> list[str]:
-    """Number of cells by outcome, and the largest error of each type."""
+    """Count the cells by outcome and find the largest error of each type."""
     counts = Counter(r.kind for r in results.values())
     counts["refused"] += refused
     kinds = ("passed", "FAILED", "same", "refused", "not here", "not run")

@@ -85,7 +85,7 @@ class FrozenNorm(_Base):
     """A BatchNorm that stays in evaluation, in a block, and a frozen block."""
 
     class Block(nn.Module):
-        """What is recomputed."""
+        """The recomputed function."""
 
         def __init__(self) -> None:
             super().__init__()

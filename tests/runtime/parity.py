@@ -26,9 +26,9 @@ STEPS = 4
 """Two full batches, a ragged one, and one of the next epoch."""
 
 TRIED: dict[str, tuple[object, ...]] = {"dp": (1, 2, 3, 4), "micro": (1, 2, 3), "shard": (0, 2), "chunk": (1, 3)}
-"""The tried values of keys that may have any value."""
+"""Values to try for keys that may have any value."""
 SAME: dict[str, tuple[object, ...]] = {"offload": ("optimizer", "all"), "precision": ("tf32", "fp8")}
-"""Values that on a CPU do the same as the key's default (nothing to move or round), and fp8, which needs a GPU: see
+"""Values that do the same as the default on a CPU (nothing to move or round), and fp8, which needs a GPU: see
 test_float8.py."""
 SPLITS = {"pp", "virtual", "split", "schedule", "tp", "cp", "tile", "halo", "ep"}
 """Keys of plans that split the model: their table is split_cells.py, ep's is test_experts_engine.py, and that of tiles
@@ -52,7 +52,7 @@ Row = tuple[object, ...]
 
 
 def rows() -> list[Row]:
-    """All of the table that makes a plan."""
+    """List the rows of the table that are valid plans."""
     return [row for row in itertools.product(*TABLE.values()) if is_plan(row)]
 
 
@@ -64,13 +64,13 @@ NOT_HERE = {
 
 @functools.cache
 def is_plan(row: Row) -> bool:
-    """Whether the values of a row go together."""
+    """Check that the values of a row form a valid plan."""
     try:
         plan = plan_of(row)
-        words = [plan.precision, *(["chunk"] if plan.chunk > 1 else [])]
+        features = [plan.precision, *(["chunk"] if plan.chunk > 1 else [])]
         if plan.ranks == 1 and (plan.compress != "none" or plan.static):
             return False  # one rank sends nothing
-        return refusal(plan) == "" and not any((row[0], word) in NOT_HERE for word in words)
+        return refusal(plan) == "" and not any((row[0], feature) in NOT_HERE for feature in features)
     except PlanError:
         return False
 
@@ -82,7 +82,7 @@ def cover() -> list[Row]:
 
 
 def pairwise(table: Mapping[str, Sequence[object]] = TABLE) -> list[Row]:
-    """Few rows in which every value of a key meets every value of every other key that it goes with."""
+    """Build a small set of rows with every valid pair of values of two keys in at least one row."""
     keys = list(table)
     missing = {
         (a, x, b, y)
@@ -102,13 +102,13 @@ def pairwise(table: Mapping[str, Sequence[object]] = TABLE) -> list[Row]:
 
 
 def _some(missing: set[Any]) -> list[Any]:
-    """A few of the missing pairs, far from each other: the best row that one of them begins is taken."""
+    """Select a few missing pairs, spread evenly; each starts a candidate row."""
     ordered = sorted(missing, key=repr)
     return ordered[:: max(1, len(ordered) // SEEDS)]
 
 
 def _row(pair: Any, table: Mapping[str, Sequence[object]], missing: set[Any]) -> Row:
-    """A row with two given values, and others that meet as many missing pairs as they can."""
+    """Complete a row from two values so that it covers as many missing pairs as possible."""
     keys = list(table)
     a, x, b, y = pair
     row: dict[int, object] = {a: x, b: y}
@@ -119,7 +119,7 @@ def _row(pair: Any, table: Mapping[str, Sequence[object]], missing: set[Any]) ->
 
 
 def _completed(row: Mapping[int, object], table: Mapping[str, Sequence[object]]) -> bool:
-    """Whether the values chosen so far can be made a row: with defaults, and any number of ranks."""
+    """Check that the values chosen so far can be completed to a row with defaults and some number of ranks."""
     keys = list(table)
     dps = [row[keys.index("dp")]] if keys.index("dp") in row else table["dp"]
     zeros = [row[keys.index("zero")]] if keys.index("zero") in row else table["zero"]
@@ -132,12 +132,12 @@ def _completed(row: Mapping[int, object], table: Mapping[str, Sequence[object]])
 
 
 def pairs(row: Row) -> list[tuple[int, object, int, object]]:
-    """Every two values of a row, with their places."""
+    """List all pairs of values of a row, with their positions."""
     return [(a, row[a], b, row[b]) for a, b in itertools.combinations(range(len(row)), 2)]
 
 
 def _gain(row: Mapping[int, object], k: int, value: object, missing: set[Any]) -> int:
-    """How many missing pairs a value would meet in what is chosen so far."""
+    """Count the missing pairs that a value would cover in the row so far."""
     return sum(((a, x, k, value) if a < k else (k, value, a, x)) in missing for a, x in row.items())
 
 
@@ -147,8 +147,8 @@ def plan_of(row: Row) -> Plan:
 
 
 @contextmanager
-def as_in_life(plan: str) -> Iterator[None]:
-    """Small layers are shards of their own, as large ones are; torch may warn of what is its own or does no harm."""
+def shard_small_layers(plan: str) -> Iterator[None]:
+    """Shard small layers like large ones, and ignore known, harmless warnings of torch."""
     with mock.patch("drumline.tracing.layers.LEAST_UNIT", 40), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor")  # no loss here writes to it
         if "compile=true" in plan:
@@ -158,7 +158,7 @@ def as_in_life(plan: str) -> Iterator[None]:
 
 def run_verify(name: str, plan: str, steps: int = STEPS, changes: Mapping[str, Any] | None = None) -> Any:
     """On every rank: verify a job under a plan."""
-    with as_in_life(plan):
+    with shard_small_layers(plan):
         return verify(small_jobs.make(name, **(changes or {})), Plan.parse(plan), steps=steps)
 
 
@@ -173,7 +173,7 @@ def check(result: Verification) -> None:
 
 def run_losses(name: str, plan: str, steps: int = STEPS, changes: Mapping[str, Any] | None = None) -> Any:
     """On every rank: the losses, step by step, the norm of the gradients before clipping, the rates and the buffers."""
-    with as_in_life(plan):
+    with shard_small_layers(plan):
         engine = initialize(small_jobs.make(name, **(changes or {})), plan, dtype=torch.float64)
     losses, norms, rates = [], [], []
     for batch in engine.data(steps):

@@ -30,7 +30,7 @@ def messages(plan: str) -> dict[str, Any]:
 
 
 def outside() -> tuple[bool, bool]:
-    """Whether evaluation, which sends messages too, leaves the last step unchanged."""
+    """Check that evaluation, which sends messages too, leaves the last step unchanged."""
     engine = initialize(small_jobs.make("mlp"), "dp=2")
     for batch in engine.data(2):
         engine.step(batch)

@@ -249,7 +249,7 @@ def voted(plan: str, corrupt: bool) -> str:
 
 
 def events_of_training(plan: str, name: str, steps: int, hosts: Any = None, **changes: Any) -> list[dict[str, Any]]:
-    """What the first rank reports in a training; nothing on the others."""
+    """Collect the reports of the first rank in a training; nothing on the others."""
     events: list[dict[str, Any]] = []
     with pretended(hosts):
         engine = initialize(small_jobs.make(name, **changes), plan)
@@ -304,7 +304,7 @@ class Constant(nn.Module):
 
 
 def buffers(plan: str, steps: int) -> tuple[bool, list[str]]:
-    """Whether a constant buffer keeps its bits, and the names of the buffers that are seen to change."""
+    """Check that a constant buffer keeps its bits; also returns the names of buffers that change."""
     engine = initialize(even_job(model=Constant, batch_size=8), plan)
     before = engine.model.table.clone()  # type: ignore[operator]  # a buffer
     for batch in engine.data(steps):
@@ -331,7 +331,7 @@ class Halves(nn.Module):
 
 
 def averaged_types(plan: str) -> bool:
-    """Whether half-precision and complex weights are the mean of all replicas, rounded once."""
+    """Check that half-precision and complex weights are the mean of all replicas, rounded once."""
     engine = initialize(even_job(model=Halves), plan)
     with mock.patch.object(type(engine.strategy), "_exchange", lambda *_: None):
         engine.step(next(iter(engine.data(1))))

@@ -1,4 +1,4 @@
-"""What processes of plans with a coordinator run in tests; functions travel by name."""
+"""Functions that processes of plans with a coordinator run in tests; they are pickled by name."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def attached(server: FailingServer) -> WorkerEngine:
 
 
 def work_without_end(emit: Any) -> tuple[str, int]:
-    """How a worker ends whose every gradient ends its connection, and how often it has said that it waits."""
+    """Run a worker that loses its connection with every gradient; returns its end and how often it reported waiting."""
     engine, notes = attached(ClosingServer()), []
     with mock.patch.object(worker, "connect_to_server", lambda *_, **__: ClosingServer()):
         try:

@@ -43,7 +43,7 @@ def compare(plan: str, slowed: str, rank: int, *, steps: int = 2 * EVERY) -> lis
 
 
 def has_links(apart: bool) -> bool:
-    """Whether the ranks have links that can be timed: if they are on different hosts."""
+    """Check that the ranks have links that can be timed: they are on different hosts."""
     digest = link_probe.host_digest
     if apart:
         link_probe.host_digest = lambda: bytes([dist.get_rank()] * 16)

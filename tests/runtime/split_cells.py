@@ -100,7 +100,7 @@ def unfit(job: str, plan: Plan) -> str:
 
 
 def types_of(plan: Plan) -> tuple[str, ...]:
-    """What a plan is run in: float64, and where it is the layout alone or a precision, the type of that."""
+    """List the dtypes to run a plan in: float64, and for pure layouts and precisions the plan's own type."""
     plain = plan.zero == 0 and plan.recompute == "none" and plan.schedule == "1f1b" and plan.ranks < 8
     return ("float64", COMPUTE_DTYPES[plan.precision]) if plain else ("float64",)
 
@@ -120,7 +120,7 @@ def fate(cell: Cell) -> Fate | None:
 
 
 def _asks(cell: Cell, plan: Plan) -> bool:
-    """Whether a refused cell runs anyway, to check the engine's refusal."""
+    """Decide whether a refused cell runs anyway, to check the engine's refusal."""
     return cell.computed == "float64" and plan.ranks < 8 and len(plan.table()) <= 2 + (plan.pp > 1)
 
 
@@ -135,7 +135,7 @@ def cells_of(ranks: int, jobs: Sequence[str] = small_jobs.SPLIT_JOBS) -> list[Ce
 
 
 def wanted(cell: Cell) -> frozenset[tuple[str, str]]:
-    """What a cover must hold: every job along every axis, every two axes, every axis with every choice, every order.
+    """List what a cover must contain: every job along every axis, every two axes, every axis with every choice, every order.
     Tiles of every form are met by the jobs and the other axes, tiles of some form by the choices."""
     table = plan_of(cell.plan).table()
     along = [k for k in ("pp", "dp", "tile", "cp", "tp") if table.get(k, 1) != 1]

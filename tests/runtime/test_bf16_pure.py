@@ -178,7 +178,7 @@ def test_a_resumed_run_repeats_the_random_numbers(tmp_path: Path) -> None:
 
 
 def elements(engine: Engine) -> dict[str, list[float]]:
-    """What this rank has of every parameter, by the place of its elements."""
+    """Collect this rank's part of every parameter, by the positions of its elements."""
     from drumline.runtime.core.update import _place
 
     return {_place(p): p.value.detach().float().flatten().tolist() for p in engine.pieces}
@@ -186,7 +186,7 @@ def elements(engine: Engine) -> dict[str, list[float]]:
 
 def train_on_ranks(name: str, plan: str) -> tuple[dict[str, list[float]], list[str]]:
     """The elements of this rank after three steps, and the types of its gradients."""
-    with parity.as_in_life(plan):
+    with parity.shard_small_layers(plan):
         engine = initialize(small_jobs.make(name), plan)
         types: set[str] = set()
 

@@ -40,7 +40,7 @@ def train(engine: Any, steps: int) -> None:
 
 
 def interrupted(folder: str, first: int, second: int) -> dict[str, Any]:
-    """Two steps, saved, and two more in another engine under another stage; against four at once."""
+    """Two steps, a save, and two more steps in an engine under another stage equal four steps in one."""
     engine = engine_of(first)
     train(engine, 2)
     engine.save_checkpoint(folder, client_state={"epoch": 3, "best": torch.ones(2)})

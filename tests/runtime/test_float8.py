@@ -101,7 +101,7 @@ class Wide(nn.Module):
 
 
 class Vectors(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
-    """Points and the sector in which they lie."""
+    """Points, labelled by their sector."""
 
     def __len__(self) -> int:
         return 60
@@ -160,7 +160,7 @@ def verify_here(plan: str) -> Verification | None:
     """On every rank: verify a plan in float8, as if a CPU had it."""
     from drumline.plans import Plan
 
-    with mock.patch(HERE, lambda _: ""), parity.as_in_life(plan):
+    with mock.patch(HERE, lambda _: ""), parity.shard_small_layers(plan):
         return verify(wide_job(), Plan.parse(plan), steps=3)
 
 

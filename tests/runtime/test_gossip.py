@@ -61,7 +61,7 @@ def test_messages_go_to_neighbours_and_all_ranks_meet_rarely(world: Worlds, back
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_resumed_run_is_the_same_run(world: Worlds, tmp_path: Path, plan: str) -> None:
-    """A save makes all replicas the average, and the run goes on from there, as the resumed one does."""
+    """A save sets all replicas to the average; the run continues from there, as a resumed run does."""
     for name in ("mlp", "cnn"):
         for result in world(2, "shm").run(ranks.resumed, f"dp=2,{plan}", name, str(tmp_path / name), 4, 10):
             assert result == ([], True)

@@ -49,7 +49,7 @@ def test_every_algorithm_with_every_sharding(world: Worlds, algorithm: str, rank
 
 def run_messages(plan: str) -> tuple[int, int, list[str]]:
     """On every rank: messages and rounds that the communicator sent in one step, and what the recorder saw."""
-    with parity.as_in_life(plan):
+    with parity.shard_small_layers(plan):
         engine = initialize(parity.small_jobs.make("mlp", model=parity.Wide), plan)
     schedules: Any = engine.strategy._schedules  # type: ignore[attr-defined]
     for batch in engine.data(2):
@@ -77,7 +77,7 @@ def test_the_named_schedule_carries_the_buckets(world: Worlds, plan: str, messag
 
 def run_failing(plan: str) -> str:
     """On every rank: what a step raises if the schedule fails in its thread."""
-    with parity.as_in_life(plan):
+    with parity.shard_small_layers(plan):
         engine = initialize(parity.small_jobs.make("mlp"), plan)
 
     def fail(*_: object) -> None:
@@ -93,8 +93,8 @@ def run_failing(plan: str) -> str:
 
 @pytest.mark.parametrize("plan", ["dp=2,allreduce=ring", "dp=2,zero=1,allreduce=ring"])
 def test_an_error_in_the_thread_ends_the_step(world: Worlds, plan: str) -> None:
-    for said in world(2).run(run_failing, plan):
-        assert "rank 1 went away" in said
+    for error in world(2).run(run_failing, plan):
+        assert "rank 1 went away" in error
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_an_error_in_the_thread_ends_the_step(world: Worlds, plan: str) -> None:
         ("dp=2,tp=2,allreduce=ring", "only the gradients of replicas and flat shards travel by schedules"),
     ],
 )
-def test_what_sends_by_itself_is_refused(plan: str, reason: str) -> None:
+def test_strategies_with_own_collectives_are_refused(plan: str, reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
         check(Plan.parse(plan))
     check(Plan.parse(plan.replace("allreduce=ring", "allreduce=auto")))

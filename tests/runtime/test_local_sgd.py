@@ -73,10 +73,10 @@ def test_real_hosts() -> None:
     plans = ["dp=4,sync=local:2,across=4", "dp=4,sync=gossip:random"]
     try:
         with two_hosts() as hosts:
-            said = hosts.run(str(here / "replica_ranks.py"), *plans, timeout=300, PYTHONPATH=paths)
+            outputs = hosts.run(str(here / "replica_ranks.py"), *plans, timeout=300, PYTHONPATH=paths)
     except Unable as e:
         pytest.skip(str(e))
-    results = json.loads(said[0].splitlines()[-1])
+    results = json.loads(outputs[0].splitlines()[-1])
     assert set(results) == set(plans)
     for errors, notes in results.values():
         assert errors["float64"] <= 1e-10 and "no effect" not in notes
@@ -233,13 +233,13 @@ def test_reported_losses_are_means_over_all_samples(world: Worlds) -> None:
     assert all(e["grad_norm"] > 0 and e["skipped"] == 0 and e["note"] == "" for e in ours)
 
 
-def test_what_a_user_should_know_is_said_once(world: Worlds) -> None:
+def test_notes_for_users_are_printed_once(world: Worlds) -> None:
     run = world(2, "shm").run
-    said = [
+    messages = [
         e["message"] for e in run(ranks.events_of_training, "dp=2,sync=local:2,across=4", "cnn", 2)[0] if "message" in e
     ]
-    assert sum("BatchNorm: each replica normalises with its own slice" in text for text in said) == 1
-    assert sum("across=4 has no effect: all ranks are on one host" in text for text in said) == 1
+    assert sum("BatchNorm: each replica normalises with its own slice" in text for text in messages) == 1
+    assert sum("across=4 has no effect: all ranks are on one host" in text for text in messages) == 1
     quiet = run(ranks.events_of_training, "dp=2,sync=local:2", "mlp", 2)[0]
     assert [e for e in quiet if "message" in e] == []
 

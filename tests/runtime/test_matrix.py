@@ -54,14 +54,14 @@ def test_every_choice_is_covered() -> None:
 
 def test_judged_parts() -> None:
     cell = Cell("mlp", "dp=2", "float64")
-    assert matrix.judged(cell, {"losses": 1e-12, "gradients": 2e-11}, 1.0, {}) == matrix.Result("passed", 2e-11)
+    assert matrix.judge(cell, {"losses": 1e-12, "gradients": 2e-11}, 1.0, {}) == matrix.Result("passed", 2e-11)
     for wrong in (1e-9, math.inf, math.nan):
-        failed = matrix.judged(cell, {"losses": 0.0, "gradients": wrong}, 0.0, {"gradients": 1.0})
+        failed = matrix.judge(cell, {"losses": 0.0, "gradients": wrong}, 0.0, {"gradients": 1.0})
         assert failed.kind == "FAILED"
         assert failed.words.startswith("gradients off by")
     compressed = Cell("mlp", "dp=2,compress=fp16", "float32")
-    assert matrix.judged(compressed, {"losses": 0.0}, 1e-3, {}).kind == "passed"
-    assert matrix.judged(compressed, {"losses": 0.0}, 1e-1, {}).words == "losses off by 1.0e-01, at most 0.01"
+    assert matrix.judge(compressed, {"losses": 0.0}, 1e-3, {}).kind == "passed"
+    assert matrix.judge(compressed, {"losses": 0.0}, 1e-1, {}).words == "losses off by 1.0e-01, at most 0.01"
 
 
 def test_half_precision_is_judged_by_the_rounding_of_one_device() -> None:
@@ -69,7 +69,7 @@ def test_half_precision_is_judged_by_the_rounding_of_one_device() -> None:
     cell = Cell("mlp", "dp=2,precision=bf16", "bfloat16")
 
     def kind(gradients: float, rounding: float, losses: float = 0.0) -> str:
-        return matrix.judged(
+        return matrix.judge(
             cell, {"losses": losses, "gradients": gradients}, 0.0, {"losses": 0.0, "gradients": rounding}
         ).kind
 

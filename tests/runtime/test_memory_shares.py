@@ -1,4 +1,4 @@
-"""What a rank holds under ZeRO-1, 2 and 3, counted in live storages, against what theory says; and optimizers of many
+"""Memory of a rank under ZeRO-1, 2 and 3, counted in live storages, against theory; and optimizers of many
 kinds on flat shards.
 """
 

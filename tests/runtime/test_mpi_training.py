@@ -23,20 +23,20 @@ import mpiexec  # noqa: E402  # of tests/comm
 PATHS = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
-def said_by_ranks(name: str, n: int, *plans: str) -> dict[str, str]:
+def algorithms_of_ranks(name: str, n: int, *plans: str) -> dict[str, str]:
     done = mpiexec.start(
         name, n, str(HERE / "gradient_ranks.py"), "mpi", *plans, timeout=300, PYTHONPATH=PATHS, DRUMLINE_DEBUG="1"
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     documents = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    assert len(documents) == n and all(said == documents[0] for said in documents), done.stdout
+    assert len(documents) == n and all(document == documents[0] for document in documents), done.stdout
     result: dict[str, str] = documents[0]
     return result
 
 
 def test_training_over_mpi() -> None:
     plans = ("dp=2,backend=mpi", "dp=2,zero=1,backend=mpi,allreduce=ring")
-    assert said_by_ranks("Open MPI", 2, *plans) == {plans[0]: "backend", plans[1]: "ring over mpi4py"}
+    assert algorithms_of_ranks("Open MPI", 2, *plans) == {plans[0]: "backend", plans[1]: "ring over mpi4py"}
 
 
 @pytest.mark.slow
@@ -47,14 +47,14 @@ def test_every_sharding_and_algorithm_over_mpi(name: str, n: int) -> None:
     for algorithm in ALGORITHMS["all_reduce"]:
         for zero in (0, 1, 2):
             expected[f"dp={n},zero={zero},backend=mpi,allreduce={algorithm}"] = f"{algorithm} over mpi4py"
-    assert said_by_ranks(name, n, *expected) == expected
+    assert algorithms_of_ranks(name, n, *expected) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mpiexec.NAMES)
 def test_fsdp_and_pipelines_over_mpi(name: str) -> None:
     plans = ("dp=2,zero=3,backend=mpi", "dp=2,pp=1,compress=fp16,backend=mpi")
-    assert set(said_by_ranks(name, 2, *plans)) == set(plans)
+    assert set(algorithms_of_ranks(name, 2, *plans)) == set(plans)
 
 
 def test_mpi_without_mpiexec_is_refused() -> None:

@@ -66,7 +66,7 @@ def test_parameter_without_a_gradient() -> None:
 
 
 def moved(plan: str) -> tuple[bool, bool]:
-    """Whether the optimizer works on other memory than the model's."""
+    """Check that the optimizer works on other memory than the model's."""
     engine = initialize(small_jobs.make("mlp"), plan)
     engine.step(next(engine.data(1)))
     kept = {p.untyped_storage().data_ptr() for p in engine.model.parameters()} if "zero=3" not in plan else set()

@@ -48,7 +48,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("job", "changes", "plan"), CASES, ids=[" ".join(case) for case in CASES])
-def test_it_equals_the_direct_simulation(world: Worlds, job: str, changes: str, plan: str) -> None:
+def test_equals_the_direct_simulation(world: Worlds, job: str, changes: str, plan: str) -> None:
     p = Plan.parse(plan)
     first, *others = world(p.ranks).run(on_ranks.trained, job, changes, plan, STEPS)
     check_equal(first, on_ranks.simulated(job, changes, plan, STEPS, first["stages"]))
@@ -66,7 +66,7 @@ def test_it_equals_the_direct_simulation(world: Worlds, job: str, changes: str, 
         assert other["norms"] == first["norms"] and other["rate"] == first["rate"]
 
 
-def test_it_differs_from_one_device() -> None:
+def test_differs_from_one_device() -> None:
     """Or the comparison would show nothing."""
     stale = on_ranks.simulated("mlp", "plain", "pp=2,schedule=pipedream", STEPS, dict.fromkeys(names_of_mlp(), 0))
     exact = parity.serial("mlp", steps=STEPS, changes={"clip": None})
@@ -90,7 +90,7 @@ def test_one_stage_equals_serial_sgd(world: Worlds, plan: str) -> None:
 @pytest.mark.parametrize(
     ("job", "plan"), [("mlp", "pp=3,schedule=pipedream"), ("gpt", "pp=2,micro=3,schedule=pipedream-2bw")]
 )
-def test_it_begins_anew_after_a_drain(world: Worlds, job: str, plan: str) -> None:
+def test_staleness_restarts_after_a_drain(world: Worlds, job: str, plan: str) -> None:
     drains, p = (4, 5), Plan.parse(plan)
     changes = "plain"
     result = world(p.ranks).run(on_ranks.trained, job, changes, plan, STEPS, drains)[0]
@@ -192,7 +192,7 @@ def test_numbers_that_are_not_finite_end_the_run(world: Worlds, tmp_path: Path, 
         ("pp=2,schedule=pipedream", "named", {"vote": 2}, ("vote=2 with schedule=pipedream", "schedule=1f1b")),
     ],
 )
-def test_what_cannot_be_done_is_refused(
+def test_unsupported_keys_are_refused(
     world: Worlds, plan: str, job: str, guards: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     text = world(2).run(on_ranks.refused, job, "as it is", plan, guards)[0]

@@ -74,5 +74,5 @@ def whom() -> list[object]:
 def test_groups_along_axes(world: Worlds) -> None:
     for rank, result in enumerate(world(4).run(whom)):
         row, column = divmod(rank, 2)
-        over, beside = [column, column + 2], [2 * row, 2 * row + 1]
-        assert result == [[over, None, beside], [over, beside], True, True, True, column, row]
+        over, neighbors = [column, column + 2], [2 * row, 2 * row + 1]
+        assert result == [[over, None, neighbors], [over, neighbors], True, True, True, column, row]

@@ -22,9 +22,9 @@ def test_recurrent_layers_get_the_dtype(layer: str) -> None:
     module, x = LAYERS[layer](), torch.randn(5, 3, 4, requires_grad=True)
     with RecurrentDtype(torch.bfloat16):
         out, _ = module(x)
-        beside = x.sin()
+        other = x.sin()
     out.float().sum().backward()
-    assert (out.dtype, beside.dtype) == (torch.bfloat16, torch.float32)
+    assert (out.dtype, other.dtype) == (torch.bfloat16, torch.float32)
     assert all(p.grad is not None and p.grad.dtype is torch.float32 for p in (x, *module.parameters()))
 
 

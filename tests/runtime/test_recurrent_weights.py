@@ -21,7 +21,7 @@ Worlds = Callable[[int], World]
 
 
 def _move(layer: nn.RNNBase) -> None:
-    """What cuDNN's layers do, on any device: the weights lie elsewhere afterwards."""
+    """Imitate cuDNN's layers on any device: the weights are moved to other memory."""
     for weight in layer._flat_weights:
         if isinstance(weight, torch.Tensor) and not weight.is_meta:
             weight.data = weight.data.clone()

@@ -1,4 +1,4 @@
-"""A slow link between two real network namespaces: its sender is named, and links of the same speed are not."""
+"""A slow link between two network namespaces: its sender is reported; links of equal speed are not."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
-def compared(slow_host: int | None) -> dict[str, Any]:
-    """What two ranks say about each other over a wire of 200 Mbit/s, which one of them may only use by half."""
+def compare_ranks(slow_host: int | None) -> dict[str, Any]:
+    """Compare two ranks over a link of 200 Mbit/s, of which `slow_host` may use only half; returns their verdict."""
     try:
         with two_hosts("200mbit") as hosts:
             if slow_host is not None:
@@ -28,21 +28,21 @@ def compared(slow_host: int | None) -> dict[str, Any]:
     except Unable as e:
         pytest.skip(str(e))
     answers = [json.loads(text.splitlines()[-1]) for text in outputs]
-    assert answers[0] == answers[1], "all ranks decide alike"
+    assert answers[0] == answers[1], "all ranks reach the same verdict"
     return dict(answers[0])
 
 
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("slow_host", [0, 1])
-def test_sender_of_a_slow_link_is_named(slow_host: int) -> None:
-    said = compared(slow_host)
-    rank, phase, factor = said["slowest"]
-    assert (rank, phase) == (slow_host, "network") and 1.4 < factor < 3 and said["network_share"] > 0.2
+def test_sender_of_a_slow_link_is_reported(slow_host: int) -> None:
+    verdict = compare_ranks(slow_host)
+    rank, phase, factor = verdict["slowest"]
+    assert (rank, phase) == (slow_host, "network") and 1.4 < factor < 3 and verdict["network_share"] > 0.2
 
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_even_links() -> None:
-    said = compared(None)
-    assert said["slowest"][1] != "network" and said["slowest"][2] < 4 / 3 and said["network_share"] > 0.2
+def test_links_of_equal_speed_are_not_reported() -> None:
+    verdict = compare_ranks(None)
+    assert verdict["slowest"][1] != "network" and verdict["slowest"][2] < 4 / 3 and verdict["network_share"] > 0.2

@@ -95,8 +95,8 @@ def test_slowed_rank_is_named_within_20_steps(phase: str, begin: int) -> None:
     for seed in range(10):
         times = simulated(4, begin + 20, seed, slowed=phase, begin=begin, noise=0.3)
         whole = [part for part in windows(times) if len(part[0]) == EVERY]
-        found = find_slowest(whole[-1])
-        assert found is not None and found[:2] == (1, phase) and found[2] > 1, seed
+        slowest = find_slowest(whole[-1])
+        assert slowest is not None and slowest[:2] == (1, phase) and slowest[2] > 1, seed
 
 
 def test_factor_is_that_of_four_steps_in_five() -> None:

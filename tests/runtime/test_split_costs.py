@@ -129,7 +129,7 @@ def test_memory_of_recomputed_layers_matches_the_prediction(world: Worlds, plan:
 
 
 def test_memory_of_a_split_backward_is_bounded_by_the_prediction(world: Worlds) -> None:
-    """What the engine frees between the two halves is not predicted: an upper bound, to 20%."""
+    """Memory that the engine frees between the two halves is not predicted: an upper bound, to 20%."""
     plan, sizes = "pp=2,micro=4,schedule=zero-bubble,split=blocks.2", ("deep", 64, 96, 32, 16)
     memories = OperatorCostModel(trace(functions.job(*sizes)), CLUSTER, "fp32").memory_by_stage(Plan.parse(plan))
     for result, memory in zip(world(2).run(functions.holds, plan, *sizes), memories, strict=True):

@@ -1,4 +1,4 @@
-"""What keeps the host's part of a step short, and that it changes nothing else."""
+"""Optimizations of the host's part of a step; they change nothing else."""
 
 from __future__ import annotations
 

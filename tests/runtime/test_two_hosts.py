@@ -1,4 +1,4 @@
-"""Gradients between two hosts, made of network namespaces: every algorithm equals one device, `auto` is hierarchical."""
+"""Gradients between two hosts (network namespaces): every algorithm equals one device, and `auto` is hierarchical."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 PATHS = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH", "")])])
 
 
-def said_by_ranks(*plans: str, **how: object) -> list[dict[str, str]]:
+def algorithms_of_ranks(*plans: str, **how: object) -> list[dict[str, str]]:
     try:
         with two_hosts() as hosts:
             outputs = hosts.run(str(HERE / "gradient_ranks.py"), "gloo", *plans, timeout=300, PYTHONPATH=PATHS, **how)  # type: ignore[arg-type]
@@ -39,15 +39,15 @@ def test_every_algorithm_between_hosts() -> None:
             for zero in ("", "zero=1,")
         },
     }
-    for said in said_by_ranks(*expected):
-        assert said == expected
+    for algorithms in algorithms_of_ranks(*expected):
+        assert algorithms == expected
 
 
 @pytest.mark.slow
-def test_ranks_in_turns_are_no_hierarchy() -> None:
-    """Hosts with ranks 0, 2 and 1, 3: `auto` stays with the backend, and a hierarchy is refused, not replaced."""
+def test_interleaved_ranks_use_no_hierarchy() -> None:
+    """Hosts with ranks 0, 2 and 1, 3: `auto` uses the backend, and an explicit hierarchy is refused."""
     plans = ("dp=4", "dp=4,allreduce=hierarchical", "dp=4,allreduce=ring")
-    for said in said_by_ranks(*plans, interleaved=True):
-        assert said["dp=4"] == "backend"
-        assert said["dp=4,allreduce=hierarchical"] == "allreduce=hierarchical over hosts of 2, 2 ranks"
-        assert said["dp=4,allreduce=ring"] == "ring over shm+gloo"
+    for algorithms in algorithms_of_ranks(*plans, interleaved=True):
+        assert algorithms["dp=4"] == "backend"
+        assert algorithms["dp=4,allreduce=hierarchical"] == "allreduce=hierarchical over hosts of 2, 2 ranks"
+        assert algorithms["dp=4,allreduce=ring"] == "ring over shm+gloo"

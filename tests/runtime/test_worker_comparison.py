@@ -1,4 +1,4 @@
-"""Who is slow among the workers of a coordinator, from the times that they hand in."""
+"""Detection of slow workers by their coordinator, from the times that they report."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_the_slowest_worker_and_its_phase_are_named(slow: list[float], phase: st
             for _ in range(1 if worker == 1 else 3):
                 comparison.add(worker, slow if worker == 1 else row(0.1, 1.0))
         comparison.add(0, ())  # a warm-up
-    found = comparison.slowest()
-    assert found is not None and found[:2] == (1, phase) and found[2] > SLOW
+    verdict = comparison.slowest()
+    assert verdict is not None and verdict[:2] == (1, phase) and verdict[2] > SLOW
     assert comparison.slowest() is None, "every comparison needs new times"
 
 
@@ -44,8 +44,8 @@ def test_even_workers_are_not_slow() -> None:
         for _ in range(EVERY):
             for worker in range(4):
                 comparison.add(worker, row(0.1 * chance.random(), chance.uniform(0.8, 1.3)))
-        found = comparison.slowest()
-        assert found is not None and found[2] < SLOW
+        verdict = comparison.slowest()
+        assert verdict is not None and verdict[2] < SLOW
 
 
 def test_the_data_part_of_an_update() -> None:

@@ -211,7 +211,7 @@ def build(case: str) -> nn.Module:
 
 
 def assembled(parts: Mapping[str, ParameterPart], result: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Whole tensors by the user's names, from those of a model with parts."""
+    """Assemble whole tensors under the user's names from those of a model with parts."""
     out: dict[str, torch.Tensor] = {}
     for name, t in result.items():
         part = parts.get(name, ParameterPart(name, tuple(t.shape), 0))
@@ -305,7 +305,7 @@ def _fill(model: nn.Module, parts: Mapping[str, ParameterPart], source: Mapping[
 
 
 class Gathered(TorchDispatchMode):
-    """How many parts are gathered, looked at before every operator."""
+    """Counts the gathered parts before every operator."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -317,7 +317,7 @@ class Gathered(TorchDispatchMode):
 
 
 def gathered(case: str) -> int:
-    """How many parts of a model were whole at the same time at most."""
+    """Measure the largest number of parts of a model that were gathered at the same time."""
     model = build(case)
     tile(model, 4)
     shard(model)

@@ -79,7 +79,7 @@ def test_messages_share_a_port_equally() -> None:
     assert shared_port_ends([0, 1], 0.0, own=2.0) == [2.0, 3.0]
 
 
-def test_a_worker_alone_waits_for_nobody() -> None:
+def test_a_single_worker_never_waits() -> None:
     assert cycle_seconds([1], [3.0], [1.0, 0.5]) == pytest.approx([4.5])
 
 

@@ -461,7 +461,7 @@ def test_process_groups_give_their_stores(tmp_path: Path) -> None:
 
 
 def _check_sharded_and_replicated() -> None:
-    """What torch's own data parallelism knows of its parameters and buckets, in a world of one rank."""
+    """Parameters and buckets as torch's own data parallelism reports them, in a world of one rank."""
     layer = nn.Linear(2, 2)
     assert fsdp.parameter_group(layer) is None
     sharded = fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))

@@ -25,12 +25,12 @@ _LARGEST = 2**34
 
 def bench(
     collectives: Annotated[
-        list[str] | None, typer.Argument(help="Such as all_reduce, latency, bandwidth (default: all).")
+        list[str] | None, typer.Argument(help="Benchmarks, such as all_reduce, latency, bandwidth (default: all).")
     ] = None,
     ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to start (default: 2, or the launcher's)."),
     sizes: str = typer.Option("8..16MiB", "--sizes", help="8..16MiB (factor 8), 8..16MiB:2 (factor 2), or 8,1MiB."),
     algorithms: str = typer.Option("all", "--algorithms", help="all, or names: ring,halving,ring*4,native,auto."),
-    transports: str = typer.Option("gloo", "--transports", help=f"Of {', '.join(TRANSPORTS)}."),
+    transports: str = typer.Option("gloo", "--transports", help=f"Names from {', '.join(TRANSPORTS)}."),
     dtype: str = typer.Option("float32", "--dtype", help="Element type."),
     seconds: float = typer.Option(20.0, "--seconds", help="Approximate total time."),
     cluster: str = typer.Option(

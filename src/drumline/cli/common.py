@@ -43,7 +43,7 @@ MTBF = "mean time between failures of one device (50000h), or of the whole run (
 """The help of --mtbf, the same in all verbs."""
 
 NoCorrections = Annotated[
-    bool, typer.Option("--no-corrections", help="Ignore what earlier runs taught, and do not learn from this one.")
+    bool, typer.Option("--no-corrections", help="Ignore corrections from earlier runs, and learn none from this one.")
 ]
 
 

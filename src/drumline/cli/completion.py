@@ -17,7 +17,7 @@ _GLUE = re.compile(r"\s*\n([=:])(?:\n|$)")
 
 @contextmanager
 def bash_words() -> Iterator[None]:
-    """Undo that bash cuts `dp=2` and `gpt:7b` into words at `=` and `:`, and give it the ends that it asks for."""
+    """Rejoin words that bash split at `=` and `:` (`dp=2`, `gpt:7b`), and return only the suffixes that it expects."""
     if os.environ.get(_SHELL) != "complete_bash":
         yield
         return

@@ -22,7 +22,7 @@ def demo(
     ),
     output: str = typer.Option("runs/demo", "--output", "-o", help="The run folder."),
     steps: int = typer.Option(60, "--steps", help="Optimizer steps."),
-    as_json: bool = typer.Option(False, "--json", help="Of case studies: print one JSON document."),
+    as_json: bool = typer.Option(False, "--json", help="With case-studies: print one JSON document."),
 ) -> None:
     """Run the whole loop on this machine, in a minute."""
     if topic is not None:

@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 def launch(
     context: typer.Context,
-    verb: str = typer.Argument(..., metavar="COMMAND", help=f"Of {', '.join(_VERBS)}, with its own arguments."),
+    verb: str = typer.Argument(..., metavar="COMMAND", help=f"One of {', '.join(_VERBS)}, with its own arguments."),
     launcher: str = typer.Option("local", "--launcher", help="local, ssh, ray, slurm or kubernetes."),
     ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks over all hosts (default: one on each)."),
     nodes: int = typer.Option(None, "--nodes", "-N", help="Hosts (default: those of --hostfile, or 1)."),

@@ -12,7 +12,7 @@ def measure(
     ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to measure with (default: the GPUs, or the cores)."),
     output: str = typer.Option(None, "--output", "-o", help="The cluster file to write (default: in the cache)."),
     forget: bool = typer.Option(
-        False, "--forget", help="Measure nothing; remove what runs taught about this machine (or about --output)."
+        False, "--forget", help="Measure nothing; remove the corrections of this machine (or of --output)."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:

@@ -27,19 +27,19 @@ def pack(
         ..., metavar="SRC", help="A folder, a .csv or .jsonl table, tensors, path.py:dataset, or text."
     ),
     destination: str = typer.Argument(None, metavar="DST", help="The folder of the pack."),
-    kind: str = typer.Option("auto", "--as", help="files, table, tensors, dataset or text, if SRC does not tell."),
+    kind: str = typer.Option("auto", "--as", help="Read SRC as files, table, tensors, dataset or text."),
     workers: int = typer.Option(None, "--workers", help="Processes that write shards (default: the cores)."),
     shard_size: str = typer.Option("256MB", "--shard-size", help="Approximate size of a shard."),
-    labels: str = typer.Option("auto", "--labels", help="Of a folder: `folders` are classes, or `none`."),
-    label: str = typer.Option(None, "--label", metavar="COLUMN", help="Of a table: the column with the labels."),
-    tokenizer: str = typer.Option(None, "--tokenizer", help="Of text: path.py:name (default: bytes)."),
-    end: int = typer.Option(None, "--end", metavar="TOKEN", help="Of text: a token after each file."),
-    skip: bool = typer.Option(False, "--skip", help="Leave out what cannot be packed, and list it."),
-    overwrite: bool = typer.Option(False, "--overwrite", help="Write everything anew."),
+    labels: str = typer.Option("auto", "--labels", help="For a folder: `folders` (each is a class) or `none`."),
+    label: str = typer.Option(None, "--label", metavar="COLUMN", help="For a table: the column with the labels."),
+    tokenizer: str = typer.Option(None, "--tokenizer", help="For text: path.py:name (default: bytes)."),
+    end: int = typer.Option(None, "--end", metavar="TOKEN", help="For text: a token to add after each file."),
+    skip: bool = typer.Option(False, "--skip", help="Skip and list samples that cannot be packed."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Write everything again."),
     check: bool = typer.Option(False, "--check", help="Only check the pack SRC against its digests."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
-    """Pack data into shards with an index; a second run goes on where the first one stopped."""
+    """Pack data into shards with an index; a second run continues where the first one stopped."""
     from ..datasets.packed.check import check_pack
     from ..datasets.packed.pack import pack as run
 

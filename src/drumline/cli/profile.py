@@ -28,18 +28,18 @@ def profile(
         None, "--dry-run", metavar="PLAN", help="Show the messages and memory of every rank in a step under a plan."
     ),
     graph: bool = typer.Option(False, "--graph", help="Show the model as a data-flow graph: bytes between its layers."),
-    depth: int = typer.Option(None, "--depth", help="Of the graph: 1 shows layers, 2 the modules inside of them, ..."),
-    layer: str = typer.Option(None, "--layer", help="Of the graph: show the operators of this layer."),
+    depth: int = typer.Option(None, "--depth", help="With --graph: 1 shows layers, 2 the modules inside of them, ..."),
+    layer: str = typer.Option(None, "--layer", help="With --graph: show the operators of this layer."),
     plan: str = typer.Option(
-        None, "--plan", autocompletion=complete_plan, help="Of the graph: show where this plan cuts it."
+        None, "--plan", autocompletion=complete_plan, help="With --graph: show where this plan cuts it."
     ),
     cluster: str = typer.Option(
         None,
         "--cluster",
         autocompletion=complete_cluster,
-        help="Of the graph: the machines (default: this one, if measured).",
+        help="With --graph: the machines (default: this one, if measured).",
     ),
-    page: str = typer.Option(None, "--page", metavar="HTML", help="Of the graph: write it as a page."),
+    page: str = typer.Option(None, "--page", metavar="HTML", help="With --graph: write it as a page."),
     no_corrections: NoCorrections = False,
     output: str = typer.Option(None, "--output", "-o", help="Write the profile, so that planning needs no torch."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),

@@ -19,14 +19,16 @@ def run(
     script: str = typer.Argument(..., help="A Python script, followed by its own arguments."),
     ranks: int = typer.Option(None, "--ranks", "-n", help="Ranks to start (default: 2, or the launcher's)."),
     restarts: int = typer.Option(0, "--restarts", metavar="N", help="Start all ranks again after a failure, N times."),
-    hang_timeout: str = typer.Option(None, "--hang-timeout", help="Silence that is a hang (default: learnt)."),
+    hang_timeout: str = typer.Option(None, "--hang-timeout", help="Silence that counts as a hang (default: learnt)."),
     chaos: str = typer.Option("", "--chaos", metavar="FAULTS", help="Inject faults into the engine: `kill:1@5`."),
-    num_gpus: int = typer.Option(None, "--num_gpus", "--num-gpus", help="As DeepSpeed's launcher: ranks on each host."),
+    num_gpus: int = typer.Option(None, "--num_gpus", "--num-gpus", help="Ranks per host, as in DeepSpeed's launcher."),
     num_nodes: int = typer.Option(None, "--num_nodes", "--num-nodes", help="Hosts (default: those of the hostfile)."),
     hostfile: str = typer.Option(None, "--hostfile", help="Hosts to start on over ssh: `worker-1 slots=4` on a line."),
     master_addr: str = typer.Option(None, "--master_addr", "--master-addr", help="Where ranks meet, with --node_rank."),
     master_port: int = typer.Option(None, "--master_port", "--master-port", help="Its port (default: 29500)."),
-    node_rank: int = typer.Option(None, "--node_rank", "--node-rank", help="This host's number: started by hand."),
+    node_rank: int = typer.Option(
+        None, "--node_rank", "--node-rank", help="Number of this host, when started by hand."
+    ),
     no_local_rank: bool = typer.Option(
         False, "--no_local_rank", "--no-local-rank", help="With DeepSpeed's options: no --local_rank for the script."
     ),

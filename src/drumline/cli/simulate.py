@@ -44,9 +44,9 @@ def simulate(
     mtbf: str = typer.Option(None, "--mtbf", help=f"Goodput with failures: {MTBF}"),
     restart: str = typer.Option(None, "--restart", help="With --mtbf: from a failure until training goes on (5min)."),
     days: float = typer.Option(None, "--days", help="With --mtbf: days to replay (30)."),
-    seed: int = typer.Option(None, "--seed", help="Of jitter and failures (default: the cluster's, 0)."),
+    seed: int = typer.Option(None, "--seed", help="Seed of jitter and failures (default: the cluster's, 0)."),
     sweep: str = typer.Option(None, "--sweep", metavar="N,N,...", help="Numbers of devices: the plan with other dp."),
-    scaling: str = typer.Option(None, "--scaling", help="Of --sweep: strong (same batch, the default) or weak."),
+    scaling: str = typer.Option(None, "--scaling", help="With --sweep: strong (same batch, the default) or weak."),
     no_corrections: NoCorrections = False,
     picture: str = typer.Option(None, "--picture", metavar="SVG", help="Draw the timeline."),
     page: str = typer.Option(

@@ -12,7 +12,7 @@ _MOST_BYTES = 1_000_000
 
 
 def print_welcome(help_text: str) -> None:
-    """Say what is here and which commands come next, then list the commands."""
+    """Print what was found here and the commands to try next, then list all commands."""
     from ..reports.console import console
 
     out = console()

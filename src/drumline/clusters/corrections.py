@@ -23,11 +23,11 @@ class CorrectionFactor:
     value: Annotated[float, Field(ge=LEAST, le=MOST)]
     """Measured over predicted time."""
     precision: str
-    """Of the plan."""
+    """Precision of the plan."""
     kind: str = ""
     """The kind of plan: `one`, `replicas`, `sharded`, `fully sharded`, `split by pp, tp`; empty: any."""
     ranks: Annotated[int, Field(ge=0)] = 0
-    """Of the plan; 0: any."""
+    """Ranks of the plan; 0: any."""
     job: str = ""
     """The digest of a model; empty: any."""
     runs: Annotated[int, Field(ge=1)] = 1

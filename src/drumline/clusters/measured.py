@@ -125,7 +125,7 @@ class PartialOccupancy:
     sharded_unit_s: Seconds = 0.0
     """As above."""
     collective: tuple[CollectiveTable, ...] = ()
-    """Of these ranks, the others idle. Empty where synchronisation was not measured: then all ranks' numbers hold."""
+    """Tables of these ranks, the others idle. Empty where synchronisation was not measured: all ranks' numbers hold."""
 
 
 def as_partial_occupancy(value: Any) -> Any:

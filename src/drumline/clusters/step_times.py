@@ -20,7 +20,7 @@ from ..core.errors import InputError
 from .measured import STRICT
 
 LARGEST_FACTOR = 1e4
-"""Of a slow rank; with more it counts as lost."""
+"""Largest factor of a slow rank; with more it counts as lost."""
 LARGEST_JITTER = 10.0
 MOST_SLOW_RANKS = 100_000
 _FORM = (
@@ -67,7 +67,7 @@ class StepTimeDistribution:
     """Standard deviation of a rank's compute time over its mean (coefficient of variation), from step to step."""
     slow: tuple[SlowRank, ...] = ()
     seed: Annotated[int, Field(ge=0, le=2**63)] = 0
-    """Of the factors that a replay draws."""
+    """Seed of the factors that a replay draws."""
 
     def __bool__(self) -> bool:
         return self.jitter > 0 or any(s.factor != 1.0 for s in self.slow)

@@ -49,11 +49,11 @@ class UnbrokenWatch:
 
     def __init__(self, gap: float) -> None:
         self._gap = gap
-        """Seconds between two looks from which on the watcher was away."""
+        """Seconds between two checks above which the watcher counts as suspended."""
         self.since = self._looked = float("-inf")
 
     def look(self, now: float) -> bool:
-        """Note a look. Whether the watcher was away before it, so that silence is measured anew from now."""
+        """Record a check. Returns whether the watcher was suspended before it; silence is then measured from now."""
         away = now - self._looked > self._gap
         self._looked = now
         if away:

@@ -22,7 +22,7 @@ class HangReport:
     """Which ranks the others wait for, and what every rank does."""
 
     suspects: tuple[int, ...]
-    """The ranks that keep the others waiting; empty if the statuses do not tell."""
+    """The ranks that keep the others waiting; empty if the statuses do not show them."""
     text: str
     """One sentence about the suspects, then one line for each rank."""
 

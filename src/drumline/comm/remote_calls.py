@@ -65,7 +65,7 @@ class CallServer:
         self._lock = threading.Lock()
         self._socket, place = self._listen(local)
         self.address = f"{place}#{self._token.hex()}"
-        """What callers connect to; it contains the token, so it is published only to ranks of the job."""
+        """Address that callers connect to; it contains the token, so it is published only to ranks of the job."""
         threading.Thread(target=self._accept, name="calls", daemon=True).start()
 
     def _listen(self, local: bool) -> tuple[socket.socket, str]:

@@ -39,7 +39,7 @@ _EXAMPLES = {
     "optimizer": "lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)",
     "data": "lambda: dataset",
 }
-"""What a field that must be a function looks like."""
+"""Example of each field that must be a function."""
 
 
 @dataclass(frozen=True, eq=False)

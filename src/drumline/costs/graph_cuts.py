@@ -1,4 +1,4 @@
-"""Where a plan cuts the data flow of a model: the values that pipeline stages send, and the messages inside layers."""
+"""Cuts of a model's data flow by a plan: the values that pipeline stages send, and the messages inside layers."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class PipelineCost:
         return self.micros * sum(f * sum(own) for (_, f, home), own in passes if home == rank)
 
     def at_pace(self, factors: Sequence[float]) -> PipelineCost:
-        """The pipeline whose ranks take so many times as long to compute; messages take as long as before."""
+        """Multiply the compute times of the ranks by factors; messages take as long as before."""
         pace = tuple(factors[self.homes[i]] for i in range(len(self.stages)))
         more = [
             ((f - 1) * own[0], (f - 1) * (own[1] - w), (f - 1) * w)

@@ -93,7 +93,7 @@ def run_ranks(
     """Run `function(emit, *arguments)` on all ranks: on those that were joined, or on new local ones.
 
     `on_event(rank, record)` receives the records that ranks emit. A `watch` ends local ranks that hang; joined ranks
-    have the timeouts of their collectives. `replace` starts local ranks anew; joined ones are their launcher's.
+    have the timeouts of their collectives. `replace` restarts local ranks; joined ones are their launcher's.
     """
     joined = joined_ranks()
     if joined is None:

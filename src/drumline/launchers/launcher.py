@@ -31,9 +31,9 @@ class LaunchOptions:
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank."""
     name: str = ""
-    """Of the job, where the launcher has names."""
+    """Name of the job, if the launcher uses names."""
     image: str = ""
-    """Of the container, where there is one."""
+    """Container image, if the launcher uses containers."""
     started_by: str = "local"
     """The launcher that has started this command on this host."""
 

@@ -48,7 +48,7 @@ MOST_RANKS = 512
 Emit = Callable[[dict[str, Any]], None]
 """Sends a small record from a running rank to the launcher."""
 Replace = Callable[[RankEnd], Sequence[int]]
-"""The ranks to start anew after one has failed; none if its failure ends the run."""
+"""The ranks to restart after one has failed; none if its failure ends the run."""
 
 
 def spawn(function: Callable[..., Any], *arguments: Any, ranks: int = 2) -> list[Any]:
@@ -70,7 +70,7 @@ def run_ranks(
 
     A `watch` ends ranks that hang; the default ends them only when a rank waits for another that does not come. With
     `handles_signals`, TERM and USR1 stay blocked in the ranks until the function has its own handlers. `replace` says
-    which ranks are started anew after one has failed, while the others go on; if it names none, the failure ends all.
+    which ranks are restarted after one has failed, while the others go on; if it names none, the failure ends all.
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
@@ -189,7 +189,7 @@ def _without_main() -> Iterator[None]:
 class _Collection:
     """Waits for every rank's result, or for the first failure that ends all.
 
-    Events that ranks had sent before they ended are delivered before the failure is raised: they tell of steps that a
+    Events that ranks had sent before they ended are delivered before the failure is raised: they report steps that a
     checkpoint may have, and that are not run again.
     """
 
@@ -263,16 +263,16 @@ class _Collection:
         if self._replace is None:
             return False
         ends, self._ends = [hang] if hang else self._ends, []
-        anew: set[int] = set()
+        restarted: set[int] = set()
         for end in ends:
             ranks = self._replace(end)
             if not ranks:
                 self._ends = list(ends)
                 return False
-            anew |= set(ranks)
-        self._waiting = {pipe: rank for pipe, rank in self._waiting.items() if rank not in anew}
-        left = self._group.restart(sorted(anew))
-        for rank in anew:
+            restarted |= set(ranks)
+        self._waiting = {pipe: rank for pipe, rank in self._waiting.items() if rank not in restarted}
+        left = self._group.restart(sorted(restarted))
+        for rank in restarted:
             self._results.pop(rank, None)
             self._waiting[self._group.pipes[rank]] = rank
         self._watch.follow(self._group.pids)

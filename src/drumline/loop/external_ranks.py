@@ -57,7 +57,7 @@ def current_ranks() -> ExternalRanks | None:
 
 
 def _lead(verb: Callable[..., R], bound: inspect.BoundArguments, ranks: ExternalRanks) -> R:
-    """Run the verb on the first rank, and tell the others how it ended."""
+    """Run the verb on the first rank, and report its outcome to the others."""
     from ..launchers.choice import running_on
     from ..launchers.external_ranks import error_fields
 

@@ -30,7 +30,7 @@ class PlanDetails:
     epochs: float | None = None
     samples: int | None = None
     price: str | float = "0"
-    """Of one device hour: `2.5`, `2.50EUR`, `$2.50`."""
+    """Price of one device hour: `2.5`, `2.50EUR`, `$2.50`."""
     mtbf: str | None = None
     """`50000h` of one device, or `12h/run`."""
     tuned: int | None = None

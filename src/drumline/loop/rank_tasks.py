@@ -37,7 +37,7 @@ def run_job_ranks(
     """Run `task(emit, job, *arguments)` on local ranks. One rank of a job that only this process has runs here.
 
     `watch` ends ranks that hang; with `handles_signals` the task handles TERM and USR1 itself; `replace` names ranks
-    that are started anew after a failure.
+    that are restarted after a failure.
     """
     from ..launchers import run_ranks
     from ..launchers.external_ranks import OWN

@@ -221,7 +221,7 @@ class Replacements:
         self._best = -1
 
     def __call__(self, end: RankEnd) -> Sequence[int]:
-        """The ranks to start anew; none if the failure ends the attempt."""
+        """The ranks to restart; none if the failure ends the attempt."""
         plan, error = self._plan, end.error
         if not isinstance(error, RankFailed) or not self._options.restarts:
             return ()

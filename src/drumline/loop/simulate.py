@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .inputs import ClusterInput, ModelInput, PlanInput, SlowRanks
 
 RANKS, MICRO, SIZE = 4, 8, "1MiB"
-"""Of a collective or a pipeline order, unless given."""
+"""Defaults for a collective or a pipeline schedule."""
 LARGEST_COLLECTIVE = 1_000_000
 """Ranks of a collective; fewer if its ranks differ (`simulator.collective_replay.MOST_MESSAGES`)."""
 

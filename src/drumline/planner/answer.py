@@ -33,7 +33,7 @@ class Candidate:
     reason: str
     """Why it won, or by how much and why it lost."""
     tie: bool = False
-    """Whether its time, or its cost, and the least one differ by less than the prices can tell apart."""
+    """Whether its time, or its cost, and the least one differ by less than the cost model can distinguish."""
     in_reserve: bool = False
     """Whether it fits only into the memory that is kept free."""
 

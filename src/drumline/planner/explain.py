@@ -100,7 +100,7 @@ def reason(e: Estimate, best: Estimate, plan: Plan, objective: str = "time", lea
 
 
 def is_tied(e: Estimate, best: Estimate, plan: Plan, objective: str, least: float | None = None) -> bool:
-    """Whether a candidate and the proposed plan cannot be told apart: both are exact, fit alike, and tie with `least`.
+    """Whether a candidate and the proposed plan are equivalent: both are exact, fit alike, and tie with `least`.
 
     Without it, the faster of the two is the least.
     """
@@ -253,8 +253,8 @@ def _simplest(ranked: list[Scored], objective: str) -> str:
     less = 1 - value(other, e, objective) / value(plan, best, objective)
     what = "device hours" if objective == "cost" else "time"
     return (
-        f"It is the simplest of {tied} plans whose {what} the prices cannot tell apart ({_width(best)}): {other} is "
-        f"predicted to take {100 * less:.1f}% less."
+        f"It is the simplest of {tied} plans whose {what} the cost model cannot distinguish ({_width(best)}): {other} "
+        f"is predicted to take {100 * less:.1f}% less."
     )
 
 

@@ -43,7 +43,7 @@ def _cheapest(plan: Plan, estimate: Estimate, model: CostModel, cluster: Cluster
 def comparable_algorithms(plan: Plan, cluster: Cluster) -> tuple[str, ...]:
     """Algorithms whose prices can be compared with the backend's: all between CPU hosts, on one host the measured ones.
 
-    On one host a schedule costs more than its messages: the links do not tell what running it in Python takes.
+    On one host a schedule costs more than its messages: the links do not show what running it in Python costs.
     """
     if cluster.device.kind != "cpu" or plan.processes == 1:
         return ()

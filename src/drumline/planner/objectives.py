@@ -99,7 +99,7 @@ def complexity(plan: Plan) -> tuple[int, ...]:
 
 
 def is_tie(least: float, other: float, objective: str, width: float = TIE) -> bool:
-    """Whether a value cannot be told apart from the least one. Memory is counted, not priced, and has no ties."""
+    """Whether a value ties with the least one. Memory is counted, not priced, and has no ties."""
     return objective != "memory" and other <= (1 + width) * least
 
 

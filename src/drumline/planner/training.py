@@ -34,7 +34,7 @@ class TrainingCost:
     epochs: float
     """0 where the size of the dataset is unknown."""
     currency: str = ""
-    """Of the price; empty where the user named none."""
+    """Currency of the price; empty if the user named none."""
 
 
 def training_cost(

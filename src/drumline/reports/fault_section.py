@@ -53,14 +53,14 @@ def fault_section(faults: Sequence[str], failure: str, steps: Sequence[StepRecor
     gaps = pauses(steps)
     lost = sum(p.seconds for p in gaps)
     last = next((s.elapsed for s in reversed(steps) if s.elapsed is not None), None)
-    said = [f"{len(faults)} fault{'s' if len(faults) != 1 else ''} survived."] if faults else []
-    said += [f"The run failed: {failure[:300]}"] if failure else []
+    sentences = [f"{len(faults)} fault{'s' if len(faults) != 1 else ''} survived."] if faults else []
+    sentences += [f"The run failed: {failure[:300]}"] if failure else []
     if gaps and last:
-        said.append(f"{format_seconds(lost)} of {format_seconds(last)} passed in pauses between steps.")
+        sentences.append(f"{format_seconds(lost)} of {format_seconds(last)} passed in pauses between steps.")
     if marks:
-        said.append(f"{len(marks)} {'steps have notes' if len(marks) > 1 else 'step has a note'}.")
+        sentences.append(f"{len(marks)} {'steps have notes' if len(marks) > 1 else 'step has a note'}.")
     return join(
-        tag("p", " ".join(said), class_="lead"),
+        tag("p", " ".join(sentences), class_="lead"),
         _strip(gaps, marks, last, failed=bool(failure)) if last else None,
         tag("h3", "Faults") if faults else None,
         tag("ol", *(tag("li", cut(f, 300)) for f in faults[:MOST_EVENTS])) if faults else None,

@@ -152,4 +152,4 @@ def policy(script: str) -> str:
 
 
 POLICY = policy(SCRIPT)
-"""Of pages with the common script."""
+"""Content security policy of pages with the common script."""

@@ -47,7 +47,7 @@ class PartialRun:
 
     @property
     def name(self) -> str:
-        """Of the run, or else of its folder."""
+        """Name of the run, or else of its folder."""
         return str(self.facts.get("name") or self.folder.resolve().name)
 
     @property

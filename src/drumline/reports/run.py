@@ -42,7 +42,7 @@ class Run(NotebookValue):
     job: str
     """Where the job is defined, such as `examples/gpt.py:job`."""
     digest: str
-    """Of the job's file."""
+    """Digest of the job's file."""
     command: tuple[str, ...]
     """As it was typed; the values of secrets (token, key, password, ...) are blanked."""
     started: str
@@ -99,7 +99,7 @@ class Run(NotebookValue):
 
     @property
     def throughput(self) -> Throughput | None:
-        """Of the median step; None if none was measured."""
+        """Throughput of the median step; None if none was measured."""
         return Throughput.of(self.profile, self.plan, self.cluster, self.step_seconds, samples=self.batch_size)
 
     @property

@@ -19,7 +19,7 @@ from .console import NARROW, borderless_table
 from .shown_stages import shown_stages
 
 LEAST_SHARE = 0.005
-"""Of the step: kinds on the critical path with less are not listed."""
+"""Share of the step below which a kind on the critical path is not listed."""
 _LEVELS = "_.:-=+*#"
 """Memory from the least to the most of all stages."""
 _OWNERS = {"node": "a device", "network": "a node"}

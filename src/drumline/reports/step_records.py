@@ -38,7 +38,7 @@ class StepRecord:
     memory_bytes: float = 0.0
     """Peak of live tensors so far on one rank; 0 if not measured."""
     memory_share: float | None = None
-    """Of the memory one rank may use."""
+    """Share of the memory that one rank may use."""
     samples_per_second: float = 0.0
     tokens_per_second: float | None = None
     """If samples are rows of integers, as tokens are."""
@@ -51,7 +51,7 @@ class StepRecord:
     """(measured - predicted) / predicted over the last steps: above zero the run is slower than predicted."""
     eta_seconds: float = 0.0
     data_share: float = 0.0
-    """Of the time, spent waiting for data."""
+    """Share of the time spent waiting for data."""
     slowest_rank: int | None = None
     slowest_phase: str = ""
     slowest_factor: float | None = None
@@ -77,12 +77,12 @@ class StepRecord:
     mean_staleness: float | None = None
     """Over the gradients of the last steps; None where there is no staleness."""
     wait_share: float | None = None
-    """Of the time, spent waiting for others in the last steps: the mean over ranks."""
+    """Share of the time spent waiting for others in the last steps: the mean over ranks."""
     longest_wait_rank: int | None = None
     longest_wait_share: float | None = None
     """The rank that waited most, and its share."""
     network_share: float | None = None
-    """Of the time, spent in messages that no rank was late for, and that computation did not hide."""
+    """Share of the time spent in messages that no rank was late for, and that computation did not hide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,11 @@ class WaitSummary:
     period: float
     """The seconds in which they did."""
     network_share: float | None = None
-    """Of the time, spent in messages that no rank was late for: the median of what was measured."""
+    """Share of the time spent in messages that no rank was late for: the median of the measured steps."""
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of the time, by rank."""
+        """Share of the time, by rank."""
         return tuple(min(1.0, s / self.period) for s in self.seconds)
 
     @property
@@ -142,7 +142,7 @@ class LossPoint:
     steps: int
     """Taken so far."""
     seconds: float | None
-    """Of the run so far; None if they were not recorded."""
+    """Seconds of the run so far; None if they were not recorded."""
     loss: float
     """Mean over the last steps."""
 

@@ -54,7 +54,7 @@ class LineSeries:
     points: Sequence[tuple[float, float]]
     """Ascending."""
     number: int
-    """Of the run: its colour and dashes."""
+    """Number of the run, which determines its colour and dashes."""
 
 
 def dashes(number: int) -> str | None:

@@ -55,7 +55,7 @@ class ChartAxis:
     form: Callable[[float], str]
     """A value as text."""
     base: float = 0.0
-    """Of the logarithm; 0 for a linear axis from 0."""
+    """Base of the logarithm; 0 for a linear axis from 0."""
     binary: bool = False
     """Whether a linear axis has labels at round numbers of KiB, MiB and so on."""
 

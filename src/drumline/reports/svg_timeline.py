@@ -15,7 +15,7 @@ from .page_style import COLOURS, DRAWING
 from .step_parts import idle_share, parts_of, phase_of, short_name
 
 MOST_BYTES = 640_000
-"""Of all timelines of a page, which has at most 1 MB. Where they have more, more spans are drawn as one."""
+"""Size of all timelines of a page, which has at most 1 MB. Where they have more, more spans are drawn as one."""
 _LABELLED_SPANS = 1000
 """Up to this many spans, more is written about each."""
 
@@ -270,7 +270,7 @@ def _span(s: Span, y: float, height: float, scale: float, detail: _Detail, busy:
 
 
 def _shortened(name: str, letters: int) -> str:
-    """A long name without its middle: its end tells it from others."""
+    """A long name without its middle: its end distinguishes it from others."""
     if len(name) <= letters:
         return name
     return f"{name[: letters // 3]}…{name[len(name) - (letters - 1 - letters // 3) :]}"

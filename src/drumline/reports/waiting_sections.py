@@ -45,22 +45,22 @@ def waiting_section(waits: WaitSummary, steps: Sequence[StepRecord]) -> Html:
 def waiting_words(waits: WaitSummary, steps: Sequence[StepRecord]) -> list[str]:
     """Sentences about the waiting of a run."""
     share, most = waits.shares, waits.longest
-    said = [
+    sentences = [
         f"Ranks waited for others {100 * waits.mean_share:.1f}% of the time; most of all rank {most}: "
         f"{format_seconds(waits.seconds[most])}, {100 * share[most]:.1f}%."
     ]
     if share[most] - share[waits.shortest] >= 0.02:
-        said.append(f"Rank {waits.shortest} waited least: the others waited for it.")
+        sentences.append(f"Rank {waits.shortest} waited least: the others waited for it.")
     if waits.network_share is not None:
-        said.append(f"Messages took another {100 * waits.network_share:.1f}%, with all ranks there.")
+        sentences.append(f"Messages took another {100 * waits.network_share:.1f}%, with all ranks there.")
     last = next((s for s in reversed(steps) if s.slowest_rank is not None and s.slowest_factor is not None), None)
     if last is not None:
         what = "links" if last.slowest_phase == "network" else "own work"
-        said.append(
+        sentences.append(
             f"In the last comparison rank {last.slowest_rank} was slowest: its {what} took {last.slowest_factor:.2f} "
             f"times as long as the fastest rank's, mostly in {last.slowest_phase}."
         )
-    return said
+    return sentences
 
 
 def wait_bars(waits: WaitSummary, *, most: float | None = None) -> Html:

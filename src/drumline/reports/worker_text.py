@@ -10,7 +10,7 @@ from ..simulator.worker_replay import WorkerReplay
 MOST_WORKERS = 16
 """Workers that are listed one by one."""
 MOST_LINES = 12
-"""Of a histogram."""
+"""Largest number of lines of a histogram."""
 _BAR = 16
 """Characters of the longest bar of a histogram."""
 

@@ -1,4 +1,4 @@
-"""The table of collective algorithms by name. docs/collectives.md tells how to add one."""
+"""The table of collective algorithms by name. docs/collectives.md explains how to add one."""
 
 from __future__ import annotations
 

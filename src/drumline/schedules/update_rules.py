@@ -69,7 +69,7 @@ class RuleCounts:
     dropped: int = 0
     """Gradients that came too late."""
     lost: int = 0
-    """Gradients that a failed worker did not hand in; their tasks were given to another."""
+    """Gradients that a failed worker did not deliver; their tasks were given to another."""
     waits: dict[int, int] = field(default_factory=dict)
     """How often each worker had to wait for a task."""
 
@@ -116,7 +116,7 @@ class UpdateRule(ABC):
         return self._collect(worker, mine.task, mine.version)
 
     def reserve(self, worker: int, count: int) -> tuple[int, ...]:
-        """Steps of the tasks that the worker gets next, as far as they can be known: it may load so many ahead."""
+        """Steps of the tasks that the worker gets next, as far as they are known: it may load these batches ahead."""
         return ()
 
     def lose(self, worker: int) -> None:

@@ -55,7 +55,7 @@ class Model(nn.Module):
 
 
 def cuts(n: int) -> dict[str, Split]:
-    """How n ranks split the parameters."""
+    """A split of the parameters over n ranks."""
     uneven = {2: (0, 2, 5), 3: (0, 1, 1, 5)}[n]
     return {
         "token": Split(0, (even_bounds(7, n),)),

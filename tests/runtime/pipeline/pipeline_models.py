@@ -32,7 +32,7 @@ class Dropping(Mlp):
 
 
 class Skip(Mlp):
-    """What the first layer gives is read again by the last one, and by one between."""
+    """The output of the first layer is read again by the last layer and by one between."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         first = x = torch.tanh(self.layers[0](x))

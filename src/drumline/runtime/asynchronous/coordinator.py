@@ -2,7 +2,7 @@
 
 The threads of the workers' connections call it, and the thread that applies updates takes them from it. A worker that
 fails is replaced while a thread may still answer its old connection. So every join of a worker has a number, its epoch,
-and every assignment of a task has one: what an old connection asks for or hands in never counts as its successor's.
+and every assignment of a task has one: what an old connection requests or delivers never counts as its successor's.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class HandedIn:
     grad_norm: float = 0.0
     """Where the worker has applied it by itself."""
     versions: tuple[int, ...] = ()
-    """Of the weights it was computed on, by server."""
+    """Versions of the weights it was computed on, by server."""
     number: int = 0
-    """Of the assignment."""
+    """Number of the assignment."""
     times: tuple[float, ...] = ()
     """Seconds of the task by phase, as in a row of `step_times`; empty while the worker warms up."""
     buffers: Buffers = field(default_factory=dict)
-    """Of the worker's model, those that its steps change."""
+    """Buffers of the worker's model that its steps change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Assignment:
     task: GradientTask | None
     """None if there is nothing more to do."""
     version: int
-    """Of the weights to compute on."""
+    """Version of the weights to compute on."""
     number: int = -1
     """Counts the tasks that were handed out."""
     ahead: tuple[int, ...] = ()
@@ -81,7 +81,7 @@ class Coordinator:
         self._stopped = False
         self._left: set[int] = set()
         self._epochs: dict[int, int] = {}
-        """How often each worker has joined."""
+        """Number of times each worker has joined."""
         self._assigned: dict[int, int] = {}
         """By worker, the number of the task that it computes."""
         self._handed_out = 0
@@ -254,7 +254,7 @@ class Coordinator:
     # -- for a checkpoint
 
     def state_dict(self) -> dict[str, Any]:
-        """Batches before the latest applied one that were not applied yet: the position in the data does not tell."""
+        """Batches not yet applied before the latest applied one: the position in the data does not show them."""
         with self._changed:
             applied = set(getattr(self.rule, "applied", ())) - {u.step for u in self._updates}
             return {"missing": [step for step in range(max(applied, default=-1) + 1) if step not in applied]}

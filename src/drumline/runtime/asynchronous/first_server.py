@@ -67,7 +67,7 @@ class FirstServer(ParameterServer):
         self.seconds: list[float] = []
         """Between updates, without the loading of data."""
         self._data: list[float] = []
-        """Of loading, in each update."""
+        """Seconds of loading data, for each update."""
         self._comparison = WorkerComparison(engine.plan.dp)
         self.history: list[RecordedUpdate] | None = None
         """Every update, if somebody wants them."""

@@ -44,7 +44,7 @@ class _ServedRun:
 
     losses: list[float] = field(default_factory=list)
     gradients: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    """Of the first and the last update."""
+    """Gradients of the first and the last update."""
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
     updates: list[RecordedUpdate] = field(default_factory=list)
 

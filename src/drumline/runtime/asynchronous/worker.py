@@ -31,7 +31,7 @@ from .worker_comparison import times_row
 PATIENCE = 120.0
 """Seconds for which a worker waits for a server that is gone to come back."""
 CONNECTIONS = 10
-"""Connections that a worker loses in a row, without a gradient handed in between, before it gives up."""
+"""Connections that a worker may lose in a row, without delivering a gradient in between, before it gives up."""
 WARM_UP = 2
 """Tasks of a worker before the one that is profiled."""
 
@@ -65,17 +65,17 @@ class WorkerEngine(Engine):
         self._servers: list[CallClient] = []
         self._pool = ThreadPoolExecutor(max_workers=servers)
         self.versions: list[int] = []
-        """Of the weights that were read last, by server: while servers make updates, those of some may be newer."""
+        """Versions of the weights read last, by server: during an update, some may be newer than others."""
         self.task, self.number = GradientTask(0), -1
         """The task it computes, and the number of its assignment."""
         self.counted = self.dropped = 0
         self.ahead = 0
         """Batches that it loads ahead."""
         self.data_seconds: float | None = None
-        """Of the current task; None while the worker warms up."""
+        """Seconds of loading the data of the current task; None while the worker warms up."""
         self.profiler = StepProfiler(self)
         self.greeting: Values = {}
-        with contextlib.suppress(TrainingOver):  # the first task will tell
+        with contextlib.suppress(TrainingOver):  # the first task reports it
             self.connect()
 
     def connect(self) -> None:

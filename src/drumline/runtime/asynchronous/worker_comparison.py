@@ -1,4 +1,4 @@
-"""Compares the workers of a coordinator by the times that they hand in: which one is slow, and in which phase.
+"""Compares the workers of a coordinator by the times that they report: which one is slow, and in which phase.
 
 Workers do not exchange times as ranks do that meet. Each sends the seconds of its task by phase with the gradient, and
 the same rule as for ranks decides who is slow. Waiting for tasks, servers and weights does not count: it is not theirs.

@@ -108,7 +108,7 @@ class FolderLock:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process was started, in the kernel's clock, which tells it from a later one; None if there is none."""
+    """Start time of a process in the kernel's clock, which distinguishes it from a later one; None if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

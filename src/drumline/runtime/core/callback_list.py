@@ -40,7 +40,7 @@ class CallbackList:
         return {f"{i} {type(c).__name__}": c.state_dict() for i, c in enumerate(self._callbacks)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Give back the states to the same callbacks; others begin anew."""
+        """Give back the states to the same callbacks; others start fresh."""
         for i, c in enumerate(self._callbacks):
             saved = state.get(f"{i} {type(c).__name__}")
             if saved is not None:

@@ -150,7 +150,7 @@ class EngineCore:
         return 1 if self.strategy.steps_alone else self.ranks
 
     def part(self, name: str) -> ParameterPart:
-        """Where a parameter of this rank is in the user's."""
+        """Range of a parameter of this rank within the user's parameter."""
         return self.state.parts[name]
 
     def user_name(self, name: str) -> str:

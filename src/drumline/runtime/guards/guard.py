@@ -75,7 +75,7 @@ class StepGuard:
         """Names of the parts of a split model on all ranks, once they were gathered."""
         self._skipped_in_a_row = 0
         self._stopped: StoppedByGuard | None = None
-        """What stops this replica, until all ranks meet."""
+        """Error that stops this replica, stored until all ranks meet."""
         self._compared = 0
         """The step of the last comparison of replicas that step alone."""
         self._spikes = SpikeDetector(guards.spike)

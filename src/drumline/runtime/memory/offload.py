@@ -20,7 +20,7 @@ class HostCopy:
 
     def __init__(self, pieces: Iterable[Piece]) -> None:
         self.pieces = [_host_piece(piece) for piece in pieces]
-        """What the optimizer updates; each is copied back to its `device_value`."""
+        """Pieces that the optimizer updates; each is copied back to its `device_value`."""
         self._gradients = [_host_tensor(piece.value, piece.device_value) for piece in self.pieces]
 
     @torch.no_grad()

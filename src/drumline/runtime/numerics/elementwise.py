@@ -13,7 +13,7 @@ from ...core.job_functions import takes_names
 from ...torchkit.fake_tensors import with_real_tensors
 
 _SIZES = (8, 6, 2, 2, 2)
-"""Of the parameters that it is tried on, by dim; the first is cut."""
+"""Shape of the trial parameters; the first dim is cut."""
 
 
 def check_elementwise(job: Job, plan: str, names: Mapping[str, int] | None = None) -> None:

@@ -60,7 +60,7 @@ class _Matmul:
 
 
 class _Convolutions:
-    """The settings of convolutions and recurrent layers, which the older interface does not tell apart."""
+    """The settings of convolutions and recurrent layers, which the older interface does not distinguish."""
 
     def __init__(self) -> None:
         cudnn: Any = torch.backends.cudnn

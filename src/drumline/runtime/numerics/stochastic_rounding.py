@@ -26,7 +26,7 @@ class StochasticRounding:
     """Steps an optimizer over bf16 parameters, some at a time, on float32 copies."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[torch.Tensor, str], seed: int) -> None:
-        """`names` tells parameters apart, and is the same wherever the same elements are stored."""
+        """`names` identify parameters, and are the same on every rank that stores the same elements."""
         if sys.byteorder != "little":
             raise PlanError("precision=bf16-pure", rule="it needs a little-endian machine", fix="precision=bf16")
         self._optimizer, self._names, self._seed = optimizer, names, seed

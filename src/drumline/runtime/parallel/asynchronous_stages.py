@@ -110,7 +110,7 @@ class AsynchronousStages:
         self._stream.confirm(batch.micros[-1])
 
     def restart(self) -> None:
-        """Begin anew after a drain."""
+        """Start over after a drain."""
         assert not self.batches, "batches are in flight"
         self._stream.finish()
         self._sums.finish()

@@ -83,7 +83,7 @@ class GraphPartitioner:
             if grid.sizes[name] > 1
         }
         self.choice: TensorSplits | None = None
-        """What tensor parallelism splits, by the parameters' names."""
+        """Splits of parameters by tensor parallelism, by name."""
         self.splits: dict[str, Split] = {}
         self.shared_gradients: frozenset[str] | None = None
         """The parameters that are whole along tp and get partial gradients there, by the first graph."""

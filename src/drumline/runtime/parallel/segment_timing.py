@@ -26,7 +26,7 @@ from ..pipeline.channels import PipelineChannels
 from .job_capture import JobCapture
 
 WARMUP_RUNS, TIMED_RUNS = 1, 3
-"""Of a segment; the median of the timed ones counts."""
+"""Runs of a segment; the median of the timed ones counts."""
 MESSAGE_BYTES = 2**20
 """Size of the message that is timed for the cost of a byte."""
 

@@ -34,7 +34,7 @@ class LaneTiming:
     seconds: float
     """From the start of the step to the end of its last action."""
     busy: float
-    """Of these, seconds spent computing."""
+    """Seconds of these spent computing."""
     actions: dict[str, float]
     """Mean seconds by action; `F2` is the forward of stage 2."""
 

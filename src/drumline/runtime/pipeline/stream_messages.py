@@ -114,7 +114,7 @@ class StreamMessages:
         return sum(map(len, self._sent.values()))
 
     def finish(self) -> None:
-        """The pipeline is empty: wait until everything sent has been received, and begin to count anew."""
+        """The pipeline is empty: wait until everything sent has been received, and restart the counts."""
         assert not self._arriving, f"never read: {len(self._arriving)} messages"
         for sent in self._sent.values():
             if sent:

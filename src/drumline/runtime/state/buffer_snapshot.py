@@ -62,7 +62,7 @@ class BufferSnapshot:
         """None before the first step; False until a step was applied, which shows which buffers change."""
         self._restored = False
         self._settled: _Settled | None = None
-        """What to copy, once it is known."""
+        """Buffers to copy, once they are known."""
 
     @torch.no_grad()
     def save(self) -> None:

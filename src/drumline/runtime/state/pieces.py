@@ -58,7 +58,7 @@ class Piece:
     name: str
     """In the user's model."""
     shape: tuple[int, ...]
-    """Of the whole parameter."""
+    """Shape of the whole parameter."""
     start: int
     value: nn.Parameter
     """The tensor that the optimizer updates: memory of the model's parameter, or, offloaded, host memory."""

@@ -69,7 +69,7 @@ class Bucket:
         self.ranges: dict[nn.Parameter, slice] = {}
         self.names = {p: name for name, p in parameters}
         self.title = parameters[0][0]
-        """Its first parameter, by which ranks tell its messages from those of other buckets."""
+        """Name of its first parameter, which identifies its messages among those of other buckets."""
         self.buffer: torch.Tensor | None = None
         """The whole gradients, while they are in memory."""
         self._views: dict[nn.Parameter, torch.Tensor] = {}

@@ -1,7 +1,7 @@
 """Gossip (`sync=gossip`, `gossip:random`): after each step of its own, a replica averages with its neighbours alone.
 
     gossip          two neighbours on a ring of all ranks: w <- (w + left + right) / 3; of two ranks: (w + other) / 2
-    gossip:random   one partner of a random matching, drawn anew for every step: w <- (w + partner) / 2
+    gossip:random   one partner of a random matching, drawn for every step: w <- (w + partner) / 2
 
 Weights and changing buffers are exchanged, optimizer states are not (D-PSGD). A rank waits for its neighbours, not for
 all ranks; differences between replicas spread and shrink around the ring. Every `EVERY` steps all ranks meet, to

@@ -1,7 +1,7 @@
 """One parameter server's share of a model: an equal range of the flattened parameters, and never a forward.
 
-Parameters of one dtype lie one after the other in a flat vector, in the order of the model, and each of n servers holds
-an equal range of it. Workers send the same ranges of their gradients, so a message needs no names.
+Parameters of one dtype are stored one after the other in a flat vector, in the order of the model; each of n servers
+has an equal range of it. Workers send the same ranges of their gradients, so a message needs no names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class FlatRange:
-    """Where a parameter lies in the flat vector of its dtype."""
+    """Position of a parameter in the flat vector of its dtype."""
 
     name: str
     shape: tuple[int, ...]

@@ -68,7 +68,7 @@ class WeightVersions:
         return [flat for weights in (*self._older.values(), *self._spare) for flat in weights]
 
     def restart(self) -> None:
-        """No batch is in flight: count updates anew."""
+        """Restart the count of updates: no batch is in flight."""
         assert not self._used and not self._older, "weights are kept for a batch in flight"
         self.newest = 0
 

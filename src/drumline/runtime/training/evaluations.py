@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Evaluations:
-    """Evaluates every n steps, and tells the callbacks of every step. All ranks use it at the same steps."""
+    """Evaluates every n steps, and calls the callbacks after every step. All ranks use it at the same steps."""
 
     def __init__(self, engine: Engine, emit: Callable[[dict[str, Any]], None]) -> None:
         self._engine, self._emit, self._every = engine, emit, engine.job.evaluate_every

@@ -1,12 +1,13 @@
 """Times the links between hosts one by one, to find the rank whose messages are slow.
 
-A slow link delays a collective on every rank, so the times of collectives do not tell whose it is. Here the first rank
-of each host sends messages to its two neighbours on a ring of hosts, and they answer with a byte. A neighbour of a slow
-host has one slow link, the slow host has two: the faster of its two links is a host's speed. Two hosts have one link:
-then only the direction tells, and the sender is named. On one host there is no link to time.
+A slow link delays a collective on every rank, so the times of collectives do not show whose link it is. Here the
+first rank of each host sends messages to its two neighbours on a ring of hosts, and they answer with a byte. A
+neighbour of a slow host has one slow link, the slow host has two: the faster of its two links is a host's speed. Two
+hosts have one link: then only the direction distinguishes them, and the sender is named. On one host there is no link
+to time.
 
 A probe takes as long as some messages of the training. It runs when messages are a good part of a step, and again when
-they have become slower, or so rarely that it costs next to nothing.
+they have become slower, or rarely enough to cost next to nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ...comm.torch_transport import TorchTransport
 from ...comm.transport import Transport
 
 SHARE = 0.2
-"""Of a step: less time in messages is not worth a probe."""
+"""Share of a step spent in messages below which a probe is not worth its time."""
 SLOW_LINK = 1 / 0.75
 """A link is slow if it takes longer than the others by this factor."""
 _PAYLOAD = 1 << 19
@@ -36,7 +37,7 @@ _CONFIRMATIONS = 5
 _BUDGET = 0.01
 """The share of the training that probes may take, if nothing has changed."""
 _TAG = 0x6C70
-"""Of the messages."""
+"""Tag of the messages."""
 _CHAIN = 8
 """Up to that many hosts, links are timed one after the other, so that they do not disturb each other."""
 
