@@ -1,9 +1,9 @@
 """Errors that a rank raises because another rank is gone: consequences of a failure, never its cause.
 
-They are recognized by their type and by where they were raised: in our communicators, or in torch's C++ code for groups.
-An error that the user's own code, or a library that it calls, raises is a cause, whatever it says ("Connection refused"
-from a download), unless it was raised because of such a consequence. Words decide only about what C++ raises: it has one
-type for a lost rank and for a wrong argument.
+They are recognized by their type and by where they were raised: in our communicators, or in torch's C++ code for
+groups. An error that the user's own code, or a library that it calls, raises is a cause, whatever it says ("Connection
+refused" from a download), unless it was raised because of such a consequence. Words decide only about what C++ raises,
+because it has one type for a lost rank and for a wrong argument.
 """
 
 from __future__ import annotations
