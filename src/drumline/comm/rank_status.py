@@ -173,10 +173,8 @@ class RankStatus:
                 self._texts[offset] = text
                 data = _encoded(text)
                 memory[offset : offset + len(data)] = data
-        _HEAD.pack_into(
-            memory, 0, writes, self._changed, self._step, self._started, self._ended, self._number, self._group,
-            self._place, self._phases, self._phases_before,
-        )  # fmt: skip
+        counters = self._step, self._started, self._ended, self._number, self._group
+        _HEAD.pack_into(memory, 0, writes, self._changed, *counters, self._place, self._phases, self._phases_before)
 
     def _head(self) -> tuple[float, ...]:
         counters = self._step, self._started, self._ended, self._number, self._group

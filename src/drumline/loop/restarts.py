@@ -277,7 +277,7 @@ def _checkpoints(folder: str) -> list[Path]:
 
 
 def _fault(e: RankFailed) -> str:
-    """What failed, the same when it comes again: of an exception its type and the line that raised it.
+    """Identity of a failure, the same when it comes again: of an exception its type and the line that raised it.
 
     Its text may name an address or a process, and all ranks may raise it, each time another one first.
     """
