@@ -76,7 +76,7 @@ class GlooGroup(PythonProcessGroup):
         self._open = self._calls.open_calls
         self.watch_buckets: Callable[[str, float], Any] | None = None
         """Called with the name and bytes of each asynchronous all-reduce: those of DDP. The result's `end()` is called
-        when it has ended, or if it is not `timed`, when this rank makes its next call."""
+        when it has ended, or if it is not `timed`, when this rank makes its next call outside of a backward."""
         start_answering(self._look)
 
     def get_group_store(self) -> dist.Store:
@@ -99,13 +99,15 @@ class GlooGroup(PythonProcessGroup):
         Every bucket of every step passes here, between kernels that fill the caches: each line counts.
         """
         calls, status, members = self._calls, rank_status(), self._members or self.members
-        expected, ended = calls.sequence.expected, self._open.sweep() if self._open.asynchronous else 0
+        expected, ended = calls.sequence.expected, 0
         known: _RecognizedCall | None = None if expected is None else expected.recognized_by
         if known is not None and known.parts == parts and known.place.is_here() and known.name == current_name():
             call, site = known.call, known.place.site
         else:
             known = None
             call, site = named_call(signature(*parts), current_name()), call_site(LIBRARY_PACKAGES)
+        if self._open.asynchronous and not (known is not None and known.from_backward):
+            ended = self._open.sweep()  # DDP's buckets end at the end of the backward: its next call takes out all
         number, asynchronous = calls.number + 1, opts is None or getattr(opts, "asyncOp", True)
         status.collective_started(
             call.text, site.text, group=members.hash, number=number, peers=members.text, ended=ended

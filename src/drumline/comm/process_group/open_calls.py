@@ -1,8 +1,8 @@
 """Calls of one rank of one group that are in progress, and the last ones that have ended.
 
 A call that blocks is noted before it starts. An asynchronous one is noted in a queue once it has started, and taken out
-by the next call, or a few times a second by a thread: a callback of each would tell at once, but takes 50 us of a
-processor. Calls leave the queue in their order, so one that ends before an earlier one leaves it later.
+by the next call outside of a backward, or a few times a second by a thread: a callback of each would tell at once, but
+takes 50 us of a processor. Calls leave the queue in their order, so one that ends before an earlier one leaves later.
 """
 
 from __future__ import annotations
