@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from drumline.comm.fault_injection import InjectedError, inject
 from drumline.core.errors import InputError, RankFailed
 from drumline.launchers.hang_watch import HangWatch
 from drumline.loop.restarts import FaultOptions, RestartLoop
@@ -117,6 +118,17 @@ def test_an_exception_is_the_same_by_its_type_and_line(tmp_path: Path) -> None:
     for other in (raised(10, "KeyError: 3"), raised(9, "IndexError: 3")):
         script = Script(tmp_path, (4, raised(9, "KeyError: 3")), (4, other), (9, DONE))
         assert script.loop.run() == DONE
+
+
+def test_injected_exceptions_are_told_apart_by_attempt_and_step(tmp_path: Path) -> None:
+    """They all come from one line."""
+    with pytest.raises(InjectedError) as caught:
+        inject("raise", 1, " in attempt 0, step 4")
+    text = f"{type(caught.value).__name__}: {caught.value}"
+    ends = [(4, raised(9, text.replace("attempt 0", f"attempt {attempt}"))) for attempt in (0, 1)]
+    assert Script(tmp_path, *ends, (9, DONE)).loop.run() == DONE
+    with pytest.raises(RankFailed):
+        Script(tmp_path, ends[0], ends[0]).loop.run()
 
 
 def test_the_step_of_an_exception_is_saved_before_it_can_come_again(tmp_path: Path) -> None:

@@ -22,9 +22,7 @@ WORK = 0.05
 """Seconds of each phase on an even rank."""
 
 
-def compare(
-    plan: str, slowed: str, rank: int, *, steps: int = 2 * EVERY, work: float = WORK
-) -> list[RankComparison]:
+def compare(plan: str, slowed: str, rank: int, *, steps: int = 2 * EVERY, work: float = WORK) -> list[RankComparison]:
     """Train, with one rank slowed in one phase, or none; the comparisons."""
     engine = initialize(small_jobs.make("mlp"), plan)
     seconds = {phase: work * (2 if (phase, engine.rank) == (slowed, rank) else 1) for phase in (*_SLOWERS, "data")}

@@ -29,6 +29,8 @@ REGROW = 60.0
 """Seconds until a run that lost ranks tries its full size again; doubled after each failed try."""
 _LINE = re.compile(r'^ *File (".+", line \d+)', re.MULTILINE)
 """A line of the program in a traceback."""
+_INJECTED = "failed: InjectedError:"
+"""How the failure of a rank begins into which an exception was injected."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -279,10 +281,11 @@ def _checkpoints(folder: str) -> list[Path]:
 def _fault(e: RankFailed) -> str:
     """Identity of a failure, the same when it comes again: of an exception its type and the line that raised it.
 
-    Its text may name an address or a process, and all ranks may raise it, each time another one first.
+    Its text may name an address or a process, and all ranks may raise it, each time another one first. Injected ones
+    all come from one line; their text has the attempt and the step.
     """
     what = e.what.removeprefix(f"rank {e.rank} ")
-    lines = _LINE.findall(e.trace) if e.kind == "exception" else []
+    lines = _LINE.findall(e.trace) if e.kind == "exception" and not what.startswith(_INJECTED) else []
     return f"{what.removeprefix('failed: ').partition(':')[0]} at {lines[-1]}" if lines else what
 
 
