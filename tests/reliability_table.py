@@ -69,6 +69,7 @@ ROWS: list[tuple[str, str, list[str], str]] = [
             SURVIVAL + "test_preemption",
             "cli/test_train_checkpoints.py::test_preemption",
             LAUNCHED + "test_a_signal_to_all_ranks_saves_and_a_resumed_run_ends_equal",
+            "launchers/test_early_signals.py",
             "launchers/test_slurm.py::test_sbatch_preempted_and_resumed",
             "launchers/test_scripts_survive.py::test_signals_are_passed_on_and_nothing_stays",
         ],
@@ -90,6 +91,7 @@ ROWS: list[tuple[str, str, list[str], str]] = [
             LOCAL + "test_a_killed_rank_is_reported_with_its_signal",
             LOCAL + "test_other_failures",
             LOCAL + "test_if_all_fail_the_first_is_reported",
+            "comm/test_survivors.py",
             LAUNCHED + "test_a_failure_on_another_rank_is_printed_once",
         ],
         "",
@@ -129,6 +131,8 @@ ROWS: list[tuple[str, str, list[str], str]] = [
         [
             SURVIVAL + "test_a_crash_loop_ends_with_a_report",
             "loop/test_restarts.py::test_three_restarts_without_progress_are_enough",
+            "loop/test_restarts.py::test_an_exception_that_comes_again_ends_the_run",
+            "loop/test_restarts.py::test_an_exception_is_the_same_by_its_type_and_line",
         ],
         "",
     ),
@@ -177,6 +181,7 @@ ROWS: list[tuple[str, str, list[str], str]] = [
         [
             MISTAKES + "test_n1_a_mistake_is_refused_on_all_ranks",
             MISTAKES + "test_n1_a_call_behind_many_open_ones_is_refused",
+            MISTAKES + "test_n1_a_call_in_place_of_a_bucket_of_ddp_is_refused",
             MISTAKES + "test_n1_with_three_ranks",
             MISTAKES + "test_n1_named_tensors_of_one_line_in_another_order_are_refused",
             MISTAKES + "test_n1_buckets_in_another_order_are_refused",
@@ -221,7 +226,14 @@ ROWS: list[tuple[str, str, list[str], str]] = [
     (
         "N6",
         "slowed rank: named with its phase; no false alarm in 1000 clean steps",
-        ["runtime/test_slowest_rank.py", "runtime/test_slow_link.py"],
+        [
+            "runtime/test_slowest_rank.py::test_slowed_rank_is_named_within_20_steps",
+            "runtime/test_slowest_rank.py::test_no_alarm_in_1000_clean_steps",
+            "runtime/test_slowest_rank.py::test_no_alarm_in_1000_recorded_steps",
+            "runtime/test_slowest_rank.py::test_no_alarm_in_1000_steps_of_two_even_ranks",
+            "runtime/test_slowest_rank.py",
+            "runtime/test_slow_link.py",
+        ],
         "",
     ),
     (

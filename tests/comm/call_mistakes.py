@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import drumline as dl
+from drumline.comm.process_group.gloo_group import GlooGroup
 from drumline.comm.rank_status import rank_status
 from drumline.comm.tensor_identity import naming_calls
 
@@ -230,3 +232,30 @@ def open_at_the_end() -> tuple[bool, bool]:
     after = rank_status().read().in_collective
     dist.barrier()
     return before, after
+
+
+def ddp_then_another_call(rounds: int) -> tuple[bool, float, str, str]:
+    """On every rank: backwards of DDP, until its buckets are recognized, and one more in which the last rank reduces a
+    tensor of its own instead.
+
+    Whether C++ made the recognized calls, and seconds, type and text of the error.
+    """
+    group: GlooGroup = dist.new_group(backend="checked_gloo")
+    ddp = DistributedDataParallel(nn.Linear(4, 4, bias=False), process_group=group)
+
+    def backward() -> None:
+        ddp(torch.ones(1, 4)).sum().backward()
+
+    for _ in range(rounds):
+        backward()
+    expected = group._calls.sequence.expected
+    recognized = expected is not None and expected.recognized_by is not None and expected.recognized_by.from_backward
+    begin = time.monotonic()
+    try:
+        if dist.get_rank() == dist.get_world_size() - 1:
+            dist.all_reduce(torch.ones(9), group=group)
+        else:
+            backward()
+    except Exception as e:
+        return recognized, time.monotonic() - begin, type(e).__name__, str(e)
+    return recognized, time.monotonic() - begin, "", "no error"

@@ -71,6 +71,16 @@ def test_n1_a_call_behind_many_open_ones_is_refused(world) -> None:
         assert "ranks made different calls" in text and "all_reduce float32 (9)" in text, text
 
 
+@pytest.mark.alone  # an error must appear within a second
+def test_n1_a_call_in_place_of_a_bucket_of_ddp_is_refused(world) -> None:
+    """DDP waits for gloo's own future, so its rank gets gloo's error; the rank that deviates says what differs."""
+    *others, (_, seconds, name, text) = world(2).run(call_mistakes.ddp_then_another_call, 150, timeout=30)
+    assert name == "GroupInputError" and "ranks made different calls" in text and "all_reduce float32 (9)" in text, text
+    assert "all_reduce float32 (16)" in text and seconds < 1.0
+    for recognized, seconds, name, _ in others:
+        assert recognized and seconds < 1.0 and name == "RuntimeError"
+
+
 def test_calls_that_are_open_when_a_group_ends_are_no_waits(world) -> None:
     """Later verbs in the same process would look as if they waited for another rank."""
     (before, after), _ = world(2).run(call_mistakes.open_at_the_end)

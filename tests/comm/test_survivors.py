@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch._utils import ExceptionWrapper
 
 from drumline.comm.process_group.torch_interface import GroupWork
-from drumline.core.errors import DrumlineError, GaveUp, RankFailed
+from drumline.comm.signed_store import AlteredStore
+from drumline.core.errors import DrumlineError, GaveUp, InputError, RankFailed, StoppedByGuard
 from drumline.core.job import call_user_code
 from drumline.launchers import spawn
 from drumline.launchers.failures import RankEnd, is_follow_up, root_cause
@@ -148,6 +149,69 @@ def test_errors_out_of_the_backward_and_of_our_groups_are_consequences() -> None
     work = GroupWork([])
     work.finish(GaveUp("rank 0 lost rank 1"))
     assert is_follow_up(caught(work.wait))
-    gloo = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
-    assert is_follow_up(caught(fail, RuntimeError(gloo))), "the user waits for a work of gloo itself"
-    assert is_follow_up(caught(fail, dist.DistNetworkError("Broken pipe")))
+    assert is_follow_up(caught(fail, dist.DistNetworkError("no words that are known")))
+
+
+GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1"
+
+
+def wait_for_gloo() -> None:
+    """The user's code calls C++ that raises gloo's error, with no library in Python in between."""
+    signal: torch.futures.Future[None] = torch.futures.Future()
+    signal.set_exception(RuntimeError(GLOO))
+    torch._C.Future.wait(signal)
+
+
+def wrap_with_cause() -> None:
+    """The user's code names its step when the sum over the ranks fails."""
+    try:
+        wait_for_gloo()
+    except RuntimeError as e:
+        raise ValueError("step 3 failed") from e
+
+
+def fail_in_handler() -> None:
+    """The user's code has a mistake where it handles the loss of a peer."""
+    try:
+        wait_for_gloo()
+    except RuntimeError:
+        print(undefined_name)  # type: ignore[name-defined]  # noqa: F821
+
+
+def hide() -> None:
+    """The user's code decides that the loss of a peer has nothing to do with its own error."""
+    try:
+        wait_for_gloo()
+    except RuntimeError:
+        raise ValueError("the socket is wet") from None
+
+
+def test_an_error_of_gloo_is_told_from_one_that_quotes_it() -> None:
+    assert is_follow_up(caught(wait_for_gloo)), "the user waits for a work of gloo itself"
+    assert not is_follow_up(caught(fail, RuntimeError(GLOO))), "raised by the user's own line"
+    assert not is_follow_up(caught(fail, RuntimeError("NCCL communicator was aborted, says my log")))
+    assert not is_follow_up(caught(int, "[a/gloo/b.cc:1] timed out"))
+
+
+def test_what_is_raised_because_of_a_lost_peer_is_a_consequence() -> None:
+    assert is_follow_up(caught(wrap_with_cause))
+    assert is_follow_up(caught(fail_in_handler))
+    assert not is_follow_up(caught(hide))
+    assert is_follow_up(caught(call_user_code, wait_for_gloo, "the loss")), "in our error that names the line"
+
+
+def test_our_own_errors_go_by_their_type_and_place() -> None:
+    """Not by words: the wording of our messages may change, and the guards and the store have causes of their own."""
+    code = compile("raise error", "comm.py", "exec")
+
+    def raised_in(module: str, error: BaseException) -> BaseException:
+        return caught(exec, code, {"__name__": module, "error": error})
+
+    silent = GaveUp("no word that is in any list")
+    assert is_follow_up(raised_in("drumline.comm.shm.core", silent))
+    assert is_follow_up(raised_in("drumline.runtime.pipeline.channels", GaveUp("silent")))
+    assert not is_follow_up(raised_in("drumline.runtime.numerics.loss_scale", GaveUp("the scale waited for a socket")))
+    assert not is_follow_up(raised_in("drumline.comm.shm.core", StoppedByGuard("lost rank")))
+    assert not is_follow_up(raised_in("drumline.comm.signed_store", AlteredStore("the socket")))
+    assert not is_follow_up(raised_in("drumline.comm.shm.core", InputError("rank 0 has died, says its name")))
+    assert not is_follow_up(raised_in("drumline.commerce", GaveUp("lost rank")))

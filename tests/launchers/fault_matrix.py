@@ -48,7 +48,7 @@ def job():
 PLANS = {"dp": "dp=2", "zero1": "dp=2,zero=1", "zero3": "dp=2,zero=3", "pp": "pp=2,micro=2", "tp": "tp=2"}
 BACKENDS = ("shm", "gloo")
 KINDS = {
-    "raise": ("failed: RuntimeError: injected into rank {rank}", "injected into rank {rank}"),
+    "raise": ("failed: InjectedError: injected into rank {rank}", "injected into rank {rank}"),
     "kill": ("was ended by signal SIGKILL", ""),
     "segv": ("was ended by signal SIGSEGV", "in inject"),
     "memory": ("can't allocate memory", "_run_out_of_memory"),

@@ -22,8 +22,14 @@ KILL = "JOINED_JOB_KILL"
 SLEEP = "JOINED_JOB_SLEEP"
 """Seconds that a sample takes."""
 
+MODEL = "JOINED_JOB_MODEL"
+"""Seconds that the model takes to be made; meanwhile there is a file with the number of the rank."""
+
 
 def model() -> nn.Module:
+    if seconds := float(os.environ.get(MODEL, "0")):
+        Path(f"making-{os.environ.get('RANK', '0')}").touch()
+        time.sleep(seconds)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
 
 

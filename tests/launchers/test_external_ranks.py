@@ -16,6 +16,7 @@ from drumline.core.rank_info import RankInfo
 from drumline.core.timeline import Span
 from drumline.launchers.channel import StoreChannel
 from drumline.launchers.choice import find_launcher
+from drumline.launchers.early_signals import PreemptedEarly
 from drumline.launchers.external_ranks import OWN, ExternalRanks, error_fields
 from drumline.launchers.wire import decode, encode
 
@@ -184,3 +185,25 @@ def test_long_texts() -> None:
 def test_the_launcher_is_found(variables: dict[str, str], name: str | None) -> None:
     launcher = find_launcher(variables)
     assert (launcher.name if launcher else None) == name
+
+
+def test_ranks_that_call_different_verbs_are_told() -> None:
+    """One rank plans alone, the others train: they would take its answer for their own."""
+    store, outcomes = dist.HashStore(), []
+    first = ExternalRanks(RankInfo(0, 2, 0, "torchrun"), "test", store)
+    first.finish({"verb": "plan", "result": "an answer"})
+    other = ExternalRanks(RankInfo(1, 2, 1, "torchrun"), "test", store)
+    with pytest.raises(InputError, match="rank 1 called train, and rank 0 plan"):
+        outcomes.append(other.follow({}, "train"))
+    assert not outcomes
+
+
+@pytest.mark.parametrize("asked", [0, 2])
+def test_all_ranks_end_when_one_is_asked_to_stop_before_the_training(asked: int) -> None:
+    store = dist.HashStore()
+    ranks = [ExternalRanks(RankInfo(r, RANKS, r, "torchrun"), "test", store) for r in range(RANKS)]
+    ranks[asked].preempted()
+    for r in {0, 1, 2} - {asked}:
+        with pytest.raises(PreemptedEarly) as ended:
+            ranks[r].follow({}) if r else ranks[0].run(lambda emit: None, on_event=None)
+        assert ended.value.code == 0

@@ -94,6 +94,26 @@ def test_scripts_join(tmp_path: Path) -> None:
     assert "--ranks 3, but torchrun started 2" in bad.stderr
 
 
+PLANS = """
+import os
+import sys
+import drumline as dl
+answer = dl.plan(sys.argv[1], "dgx-h100", devices=8)
+with open(f"plan-{os.environ['RANK']}", "w") as file:
+    file.write(f"{answer.best.plan} {answer.seconds}")
+"""
+
+
+@pytest.mark.slow
+def test_a_script_plans_once(tmp_path: Path) -> None:
+    """Every rank gets the answer of the first one, with the time that its search took."""
+    (tmp_path / "script.py").write_text(PLANS)
+    done = run([*torchrun(2)[:-2], "script.py", JOB], tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = ((tmp_path / f"plan-{rank}").read_text() for rank in range(2))
+    assert first == second and "dp=" in first
+
+
 @pytest.mark.slow
 def test_torchrun_verifies_once(tmp_path: Path) -> None:
     result = document(run([*torchrun(2), "verify", JOB, "--plan", "dp=2,zero=1", "--steps", "2", "--json"], tmp_path))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from drumline.comm.fault_injection import InjectedError, inject
 from drumline.core.errors import InputError, RankFailed
 from drumline.launchers.hang_watch import HangWatch
 from drumline.loop.restarts import FaultOptions, RestartLoop
@@ -103,6 +104,33 @@ def test_the_same_exception_of_another_rank_is_the_same(tmp_path: Path) -> None:
     ends = [(4, failed("exception", rank, f"rank {rank} failed: ValueError: bug")) for rank in (0, 1)]
     with pytest.raises(RankFailed, match="rank 1 failed"):
         Script(tmp_path, *ends).loop.run()
+
+
+def raised(line: int, text: str) -> RankFailed:
+    """An exception of the user's program, whose text differs each time."""
+    trace = f'Traceback:\n  File "engine.py", line 7, in step\n  File "job.py", line {line}, in loss\n{text}'
+    return RankFailed(f"rank 1 failed: {text}", rank=1, kind="exception", trace=trace)
+
+
+def test_an_exception_is_the_same_by_its_type_and_line(tmp_path: Path) -> None:
+    """Its text may name an address or a process."""
+    same = [(4, raised(9, f"KeyError: <Sample at 0x7f{i}0>")) for i in range(2)]
+    with pytest.raises(RankFailed, match="rank 1 failed: KeyError: <Sample at 0x7f10>"):
+        Script(tmp_path, *same).loop.run()
+    for other in (raised(10, "KeyError: 3"), raised(9, "IndexError: 3")):
+        script = Script(tmp_path, (4, raised(9, "KeyError: 3")), (4, other), (9, DONE))
+        assert script.loop.run() == DONE
+
+
+def test_injected_exceptions_are_told_apart_by_attempt_and_step(tmp_path: Path) -> None:
+    """They all come from one line."""
+    with pytest.raises(InjectedError) as caught:
+        inject("raise", 1, " in attempt 0, step 4")
+    text = f"{type(caught.value).__name__}: {caught.value}"
+    ends = [(4, raised(9, text.replace("attempt 0", f"attempt {attempt}"))) for attempt in (0, 1)]
+    assert Script(tmp_path, *ends, (9, DONE)).loop.run() == DONE
+    with pytest.raises(RankFailed):
+        Script(tmp_path, ends[0], ends[0]).loop.run()
 
 
 def test_the_step_of_an_exception_is_saved_before_it_can_come_again(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ WORK = 0.05
 """Seconds of each phase on an even rank."""
 
 
-def compare(plan: str, slowed: str, rank: int, *, steps: int = 2 * EVERY) -> list[RankComparison]:
-    """Train, with one rank slowed in one phase; the comparisons."""
+def compare(plan: str, slowed: str, rank: int, *, steps: int = 2 * EVERY, work: float = WORK) -> list[RankComparison]:
+    """Train, with one rank slowed in one phase, or none; the comparisons."""
     engine = initialize(small_jobs.make("mlp"), plan)
-    seconds = {phase: WORK * (2 if (phase, engine.rank) == (slowed, rank) else 1) for phase in (*_SLOWERS, "data")}
+    seconds = {phase: work * (2 if (phase, engine.rank) == (slowed, rank) else 1) for phase in (*_SLOWERS, "data")}
     undo = [slower(engine, seconds[phase]) for phase, slower in _SLOWERS.items() if phase != "network"]
     if slowed == "network":
         undo.append(_SLOWERS["network"](engine, seconds["network"]))

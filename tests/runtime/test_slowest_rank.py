@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,16 @@ def test_no_alarm_in_1000_recorded_steps() -> None:
     half = [times[0], [[2 * x if i < WAIT else x for i, x in enumerate(row)] for row in times[1]]]
     assert len(alarms(half)) > 85 and {rank for rank, _, _ in alarms(half)} == {1}
     assert [find_slowest(part)[0] for part in windows(half)].count(1) > 97
+
+
+@pytest.mark.slow
+@pytest.mark.alone  # even ranks must get equal shares of the processors
+@pytest.mark.timeout(700)
+def test_no_alarm_in_1000_steps_of_two_even_ranks(world: Worlds) -> None:
+    """A live training: a comparison in every ten steps, none of them above the factor of an alarm."""
+    for comparisons in world(2).run(partial(on_ranks.compare, steps=1000), "dp=2", "", -1, timeout=600):
+        assert len(comparisons) == 1000 // EVERY
+        assert [c.slowest for c in comparisons if c.slowest is not None and c.slowest[2] > SLOW] == []
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward"])

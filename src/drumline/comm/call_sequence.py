@@ -79,18 +79,16 @@ class CallSequence:
         self._context = 0
         self._drop = pow(_BASE, CONTEXT, 1 << 64)
         self._contexts: dict[int, _Context] = {}
-
-    @property
-    def expected(self) -> KnownCall | None:
+        self.expected: KnownCall | None = None
         """The usual next call."""
-        context = self._contexts.get(self._context)
-        return None if context is None or context.varies else context.usual
 
     def follow(self, expected: KnownCall) -> None:
         """The next call is the expected one: what every call of every step does."""
         expected.in_a_row += 1
         self._last.append(expected.call)
         self._context = expected.following
+        context = self._contexts.get(expected.following)
+        self.expected = None if context is None or context.varies else context.usual
 
     def judge(self, call: int, site: int) -> Judgement:
         """Judge the next call by its hash and that of its line."""
@@ -132,6 +130,8 @@ class CallSequence:
             context.varies = context.varies and context.usual.in_a_row < SETTLED
         self._context = self._after(call)
         self._last.append(call)
+        context = self._contexts.get(self._context)
+        self.expected = None if context is None or context.varies else context.usual
 
     def _after(self, call: int) -> int:
         """The context that this call leads to."""

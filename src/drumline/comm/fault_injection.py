@@ -47,6 +47,10 @@ _FORM = re.compile(
 _RANDOM = re.compile(r"random:(?P<seconds>\d{1,9}(\.\d{1,9})?)(#(?P<seed>\d{1,9}))?")
 
 
+class InjectedError(RuntimeError):
+    """The exception of the fault `raise`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault to inject."""
@@ -167,7 +171,7 @@ class FaultInjector:
 def inject(kind: str, rank: int, note: str = "") -> None:
     """Let a fault happen in this process."""
     if kind == "raise":
-        raise RuntimeError(f"injected into rank {rank}{note}")
+        raise InjectedError(f"injected into rank {rank}{note}")
     if kind == "exit":
         os._exit(9)
     if kind in ("kill", "abort", "stop"):

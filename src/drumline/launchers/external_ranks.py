@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -24,12 +21,12 @@ from ..comm.environment import disconnect
 from ..comm.heartbeat import stop_heartbeat
 from ..comm.hosts import host_id
 from ..comm.parent_process import die_with_parent
-from ..comm.rank_status import rank_status
 from ..comm.rendezvous import default_timeout, shared_store
 from ..core import errors
-from ..core.errors import DrumlineError, GaveUp, LaunchedRankFailed, PlanError, RankFailed
+from ..core.errors import DrumlineError, GaveUp, InputError, LaunchedRankFailed, PlanError, RankFailed
 from ..core.rank_info import RankInfo
 from .channel import StoreChannel
+from .early_signals import PreemptedEarly
 from .failures import RankEnd, error_message, raised, root_cause
 from .wire import decode, encode
 
@@ -41,6 +38,8 @@ _LAST = 300.0
 """Seconds between the first rank's result of a task and that of the last rank."""
 _LEAVE = 5.0
 """Seconds in which the others notice that the first rank leaves."""
+_PREEMPTED = "preempted"
+"""The text by which a rank says that it was asked to stop before the training."""
 OWN = "$own"
 """In place of an argument: every rank takes its own, such as a job that exists only in memory."""
 
@@ -56,6 +55,8 @@ class ExternalRanks:
         """What `OWN` stands for on this rank."""
         self.run_folder: Path | None = None
         """The folder of the run in progress; it keeps the measurement of its ranks."""
+        self.task = ""
+        """The task that this rank runs, by its name; empty between tasks."""
         if launcher == "torchrun":
             die_with_parent()
         if store is None:
@@ -70,8 +71,9 @@ class ExternalRanks:
 
     def run(self, function: Callable[..., Any], *arguments: Any, on_event: OnEvent | None) -> list[Any]:
         """Run `function(emit, *arguments)` on all ranks; the results by rank."""
+        self._stop_if_preempted()
         self._tasks += 1
-        task = self._tasks
+        task, self.task = self._tasks, function.__name__
         self._channel.put(f"task/{task}", encode({"name": function.__name__, "arguments": arguments}))
 
         def drain() -> None:
@@ -93,9 +95,11 @@ class ExternalRanks:
         except Exception as e:
             ends.append(raised(0, error_message(e, time.monotonic())))
             _break_group()
+        self.task = ""
         self._collect(task, results, ends, drain)
         drain()
         if ends:
+            self._stop_if_preempted()
             raise self._failure(ends)
         return [results[rank] for rank in range(self.size)]
 
@@ -114,6 +118,7 @@ class ExternalRanks:
                         end = time.monotonic() + _FOLLOW_UP
                     ends.append(RankEnd(rank, message["when"], _rebuild(message["error"]), message["follow_up"]))
             drain()
+            self._stop_if_preempted()
             time.sleep(0.01)
         if waiting and not ends:
             what = f"ranks {sorted(waiting)} have not ended {_LAST:g} s after rank 0"
@@ -131,8 +136,12 @@ class ExternalRanks:
         made.trace = cause.trace
         return made
 
+    def _stop_if_preempted(self) -> None:
+        if self._channel.has(_PREEMPTED):
+            raise PreemptedEarly
+
     def finish(self, outcome: Mapping[str, Any]) -> None:
-        """Tell the others how the verb ended: `{"result": value}`, or `{"error": fields}`."""
+        """Tell the others how the verb ended: `{"result": value}`, or `{"error": fields}`; with its name as `verb`."""
         self._verbs += 1
         self._channel.put(f"verb/{self._verbs}", encode(dict(outcome)))
 
@@ -146,13 +155,15 @@ class ExternalRanks:
 
     # -- the other ranks ----------------------------------------------------------------------------------------------
 
-    def follow(self, tasks: Mapping[str, Callable[..., Any]]) -> Any:
-        """Run what the first rank sends, until its verb has ended; the verb's result."""
+    def follow(self, tasks: Mapping[str, Callable[..., Any]], called: str = "") -> Any:
+        """Run what the first rank sends, until its verb has ended; the verb's result. `called` is this rank's verb."""
         self._verbs += 1
         verb, failure = f"verb/{self._verbs}", None
         while True:
             task = f"task/{self._tasks + 1}"
-            name = self._channel.wait(verb, task, seconds=_FIRST_RANK if failure else None)
+            name = self._channel.wait(_PREEMPTED, verb, task, seconds=_FIRST_RANK if failure else None)
+            if name == _PREEMPTED:
+                raise PreemptedEarly
             if name == task:
                 self._tasks += 1
                 failure = self._run_task(decode(self._channel.get(task)), tasks)
@@ -161,6 +172,11 @@ class ExternalRanks:
                 assert failure is not None
                 raise failure
             message = decode(self._channel.get(verb))
+            if (theirs := message.get("verb", called)) != called:
+                raise InputError(
+                    f"rank {self.rank} called {called}, and rank 0 {theirs}",
+                    rule="under a launcher all ranks call the same verbs in the same order, and each runs once",
+                )
             if "result" in message:
                 self._go()
                 return message["result"]
@@ -173,7 +189,7 @@ class ExternalRanks:
 
     def _run_task(self, message: dict[str, Any], tasks: Mapping[str, Callable[..., Any]]) -> DrumlineError | None:
         """Run one task and send its end; the error if it failed."""
-        number = self._tasks
+        number, self.task = self._tasks, message["name"]
 
         def emit(event: dict[str, Any]) -> None:
             self._channel.append(f"events/{number}", encode((self.rank, event)))
@@ -186,6 +202,7 @@ class ExternalRanks:
         except Exception as e:
             failed = raised(self.rank, error_message(e, time.monotonic()))
             end = {"error": error_fields(failed.error), "when": failed.when, "follow_up": failed.follow_up}
+        self.task = ""
         try:
             self._channel.put(f"end/{number}/{self.rank}", encode(end))
         except RuntimeError:  # the store was in the process of the first rank, which is gone
@@ -193,6 +210,14 @@ class ExternalRanks:
         if failed:
             _break_group()
         return failed.error if failed else None
+
+    def preempted(self) -> None:
+        """This rank goes, because one of them was asked to stop before the training: say so, and release the others."""
+        with contextlib.suppress(RuntimeError):  # the store is gone, and its rank with it
+            self._channel.put(_PREEMPTED, "")
+        _break_group()
+        if self.rank > 0:
+            self._go()
 
     def _go(self) -> None:
         with contextlib.suppress(RuntimeError):
@@ -218,28 +243,6 @@ class ExternalRanks:
                 rule="every rank of the launcher takes part, and no other is started",
                 fix=f"start {ranks} with {self.launcher}, or choose a plan for {self.size}",
             )
-
-
-@contextlib.contextmanager
-def ignoring_late_signals() -> Iterator[None]:
-    """Inside the block, TERM and USR1 end this process only before its training; later it has saved what they ask for.
-
-    During the training its own handlers count. Masks do not help: torch has started threads that have none.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def handle(number: int, _: FrameType | None) -> None:
-        if rank_status().read().place == "starting":
-            raise SystemExit(128 + number)
-
-    before = {s: signal.signal(s, handle) for s in (signal.SIGTERM, signal.SIGUSR1)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _break_group() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ..core import files
+from .callbacks import log_note
 
 if TYPE_CHECKING:
     from ..launchers.external_ranks import ExternalRanks
@@ -28,21 +29,38 @@ def joins_ranks(verb: Callable[P, R]) -> Callable[P, R]:
 
         if not is_launched():
             return verb(*args, **kwargs)
-        from ..launchers.choice import join_ranks, joined_ranks
-        from ..launchers.external_ranks import ignoring_late_signals
+        from ..launchers.choice import find_launcher, joined_ranks
 
-        ranks = None if joined_ranks() else join_ranks()
-        if ranks is None:
+        if joined_ranks() or find_launcher() is None:
             return verb(*args, **kwargs)
-        bound = inspect.signature(verb).bind(*args, **kwargs)
-        ranks.own = bound.arguments.get("job")
-        with ignoring_late_signals():
-            if ranks.rank > 0:
-                followed: R = ranks.follow(_tasks())
-                return followed
-            return _lead(verb, bound, ranks)
+        return _run_joined(verb, inspect.signature(verb).bind(*args, **kwargs))
 
     return run
+
+
+def _run_joined(verb: Callable[..., R], bound: inspect.BoundArguments) -> R:
+    """Join the ranks, and lead or follow them through the verb; a signal before its training ends all of them."""
+    from ..launchers.choice import join_ranks
+    from ..launchers.early_signals import PreemptedEarly, handling_early_signals
+
+    ranks: ExternalRanks | None = None
+
+    def sets_up() -> bool:
+        return ranks is not None and ranks.task == "train_rank"
+
+    with handling_early_signals(trains=verb.__name__ == "train", sets_up=sets_up):
+        try:
+            ranks = join_ranks()
+            assert ranks is not None, "the launcher was found before"
+            ranks.own = bound.arguments.get("job")
+            if ranks.rank > 0:
+                followed: R = ranks.follow(_tasks(), verb.__name__)
+                return followed
+            return _lead(verb, bound, ranks)
+        except PreemptedEarly:
+            if ranks is not None:
+                ranks.preempted()
+            raise
 
 
 def current_ranks() -> ExternalRanks | None:
@@ -59,15 +77,19 @@ def current_ranks() -> ExternalRanks | None:
 def _lead(verb: Callable[..., R], bound: inspect.BoundArguments, ranks: ExternalRanks) -> R:
     """Run the verb on the first rank, and report its outcome to the others."""
     from ..launchers.choice import running_on
+    from ..launchers.early_signals import PreemptedEarly
     from ..launchers.external_ranks import error_fields
 
     try:
         with running_on(ranks):
             _fit(bound, verb, ranks)
             result = verb(*bound.args, **bound.kwargs)
-        ranks.finish({"result": result})
+        ranks.finish({"verb": verb.__name__, "result": result})
+    except PreemptedEarly:
+        log_note("preempted before the first step: there is nothing to save")
+        raise
     except BaseException as e:
-        ranks.finish({"error": error_fields(e)})
+        ranks.finish({"verb": verb.__name__, "error": error_fields(e)})
         raise
     return result
 
@@ -82,6 +104,8 @@ def _fit(bound: inspect.BoundArguments, verb: Callable[..., Any], ranks: Externa
         ranks.check_size(f"--ranks {given['ranks']}", given["ranks"])
     if "ranks" in parameters:
         given["ranks"] = ranks.size
+    if "devices" in parameters and given.get("devices") is None and given.get("cluster") is None:
+        given["devices"] = ranks.size
     if "plan" in parameters and (plan := given.get("plan", AUTO)) != AUTO:
         ranks.check_size(f"the plan {load_plan(plan)}", load_plan(plan).processes)
         given["ranks"] = load_plan(plan).ranks  # without the processes of parameter servers

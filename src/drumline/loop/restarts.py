@@ -7,6 +7,7 @@ global batch and the same samples, and tries its full size again later.
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,6 +27,10 @@ RESTARTS = 3
 """Restarts without a new step after which a run gives up."""
 REGROW = 60.0
 """Seconds until a run that lost ranks tries its full size again; doubled after each failed try."""
+_LINE = re.compile(r'^ *File (".+", line \d+)', re.MULTILINE)
+"""A line of the program in a traceback."""
+_INJECTED = "failed: InjectedError:"
+"""How the failure of a rank begins into which an exception was injected."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ class RestartLoop:
         self._number = 0
         self._best, self._useless = -1, 0
         self._last: tuple[str, int, int] | None = None
-        """Message, rank and step of the last failure."""
+        """The fault, rank and step of the last failure."""
         self._fails_at = 0
         """The step in which an exception ended the last attempt; its second coming ends the run."""
         self._shrinks = 0
@@ -145,8 +150,7 @@ class RestartLoop:
         self._fails_at = done if e.kind in ("exception", "memory") else 0
         self._useless = 0 if done > self._best else self._useless + 1
         self._best = max(self._best, done)
-        # all ranks may raise the same exception, each time another one first
-        before, self._last = self._last, (e.what.removeprefix(f"rank {e.rank} "), e.rank, done)
+        before, self._last = self._last, (_fault(e), e.rank, done)
         stuck = before is not None and before[1:] == (e.rank, done)
         smaller = self._smaller() if stuck and e.rank >= 0 else None
         if not self._options.restarts:
@@ -272,6 +276,17 @@ def _checkpoints(folder: str) -> list[Path]:
     from ..runtime.checkpoint.folder import complete_checkpoints
 
     return complete_checkpoints(Path(folder))
+
+
+def _fault(e: RankFailed) -> str:
+    """Identity of a failure, the same when it comes again: of an exception its type and the line that raised it.
+
+    Its text may name an address or a process, and all ranks may raise it, each time another one first. Injected ones
+    all come from one line; their text has the attempt and the step.
+    """
+    what = e.what.removeprefix(f"rank {e.rank} ")
+    lines = _LINE.findall(e.trace) if e.kind == "exception" and not what.startswith(_INJECTED) else []
+    return f"{what.removeprefix('failed: ').partition(':')[0]} at {lines[-1]}" if lines else what
 
 
 def _restarts(count: int) -> str:

@@ -1,15 +1,21 @@
-"""Which node of the autograd graph runs, and in which order nodes were made.
+"""Which node of the autograd graph runs, in which order nodes were made, and the code that runs a backward.
 
-Written for torch 2.13. Missing public API: a backward does not tell which forward operator it belongs to.
+Written for torch 2.13. Missing public API: a backward does not tell which forward operator it belongs to, and a
+function does not know whether a backward called it from C++.
 """
 
 from __future__ import annotations
 
+from types import CodeType
 from typing import Any
 
 import torch
+from torch.autograd import graph
 
-__all__ = ["next_node_number", "running_node_number"]
+__all__ = ["BACKWARD", "next_node_number", "running_node_number"]
+
+BACKWARD: CodeType = graph._engine_run_backward.__code__
+"""The code that enters C++ for a backward: a function whose caller is this one was called from C++."""
 
 _ACCUMULATE = 2**62
 """Nodes that accumulate gradients of parameters have numbers from here on."""

@@ -12,7 +12,6 @@ import json
 import struct
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from ..call_check import (
 )
 from ..call_sequence import CallSequence, Judgement, KnownCall
 from ..signed_store import AlteredStore, SignedStore
+from .open_calls import OpenCalls
 
 _IDS = struct.Struct("<QQ")
 _STUCK = 0.2
@@ -39,8 +39,6 @@ _LOOK = 0.1
 """Seconds between two looks."""
 _FIRST_ASK, _ASK = 0.0002, 0.01
 """Seconds between two reads of the store by a rank that asks, at first and at most."""
-_KEPT = 1024
-"""Calls that have ended here and about which this rank can still be asked: the root of a broadcast may be far ahead."""
 
 Gather = Callable[[bytes], list[bytes]]
 """All-gathers blocks of equal size over the group."""
@@ -73,12 +71,10 @@ class CallComparison:
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: float, gather: Gather) -> None:
         self._store, self._rank, self._size, self._timeout = SignedStore(store), rank, size, timeout
         self._gather = gather
-        self._sequence, self._crossings = CallSequence(), CrossingDetector(size)
-        self._number = 0
-        self._waits: dict[int, tuple[float, CallSignature, CallSite]] = {}
-        """The calls in progress, however many: when they began, and what they are."""
-        self._recent: deque[tuple[int, CallSignature, CallSite]] = deque(maxlen=_KEPT)
-        """The last calls that have ended."""
+        self.sequence, self._crossings = CallSequence(), CrossingDetector(size)
+        self.open_calls = OpenCalls()
+        self.number = 0
+        """Number of calls so far."""
         self._written: set[int] = set()
         self._refusals: set[int] = set()
         """Calls that this rank has refused itself, so that it waits in none of them."""
@@ -87,40 +83,33 @@ class CallComparison:
         self.alone = False
         """Whether this rank has refused a call in which others wait for it."""
 
-    @property
-    def number(self) -> int:
-        """Number of calls so far."""
-        return self._number
-
-    @property
-    def expected(self) -> KnownCall | None:
-        """The usual next call: if it is made, there is nothing to compare."""
-        return self._sequence.expected
-
-    def follow(self, expected: KnownCall, signature: CallSignature, site: CallSite) -> None:
-        """The next call is the expected one."""
-        self._number = number = self._number + 1
-        self._waits[number] = time.monotonic(), signature, site
-        self._sequence.follow(expected)
+    def follow(self, expected: KnownCall) -> None:
+        """The next call is the usual one, `sequence.expected`: there is nothing to compare."""
+        self.number += 1
+        self.sequence.follow(expected)
 
     def enter(self, signature: CallSignature, site: CallSite) -> bool:
-        """Compare the next call as far as needed, or raise; returns whether it was the expected one."""
-        expected = self.expected
+        """Compare the next call as far as needed, or raise; returns whether it was the expected one.
+
+        It is among the open calls from then on.
+        """
+        expected = self.sequence.expected
         if expected is not None and expected.call == signature.hash and expected.site in (0, site.hash):
-            self.follow(expected, signature, site)
+            self.follow(expected)
+            self.open_calls.begin(self.number, signature, site)
             return True
-        self._number = number = self._number + 1
-        self._waits[number] = time.monotonic(), signature, site
+        self.number = number = self.number + 1
+        self.open_calls.begin(number, signature, site)
         try:
             self._enter_unusual(_Call(number, signature, site))
         except BaseException:
-            self.ended(number)
+            self.open_calls.end(number)
             raise
         return False
 
     def _enter_unusual(self, call: _Call) -> None:
         """Compare a call that does not repeat an earlier one."""
-        judgement = self._sequence.judge(call.signature.hash, call.site.hash)
+        judgement = self.sequence.judge(call.signature.hash, call.site.hash)
         if judgement is Judgement.COMPARE:
             self._compare(call, self._gather(call.ids), lambda: self._gather(call.record))
         elif judgement is Judgement.DEVIATES:
@@ -129,14 +118,8 @@ class CallComparison:
             self._asks, self.alone = False, True
             self._compare(call, [record[: _IDS.size] for record in records], lambda: records)
             self.alone = False
-            self._sequence.excuse(call.signature.hash)
-        self._sequence.advance(call.signature.hash)
-
-    def ended(self, number: int) -> None:
-        """A call has ended."""
-        call = self._waits.pop(number, None)
-        if call is not None:
-            self._recent.append((number, call[1], call[2]))
+            self.sequence.excuse(call.signature.hash)
+        self.sequence.advance(call.signature.hash)
 
     def _compare(self, call: _Call, gathered: list[bytes], records: Callable[[], list[bytes]]) -> None:
         pairs = [_IDS.unpack(ids) for ids in gathered]
@@ -148,7 +131,7 @@ class CallComparison:
             crossed = self._crossings.add(call.signature.hash, sites, call.number)
             if crossed is not None:
                 raise self._refused(call, crossed_calls(_texts(records()), *crossed, which))
-        self._sequence.learn(call.signature.hash, sites[0] if len(set(sites)) == 1 else 0)
+        self.sequence.learn(call.signature.hash, sites[0] if len(set(sites)) == 1 else 0)
 
     def _refused(self, call: _Call, error: InputError) -> InputError:
         """Leave the error in the store, for ranks that wait for this one."""
@@ -201,13 +184,13 @@ class CallComparison:
     def answer(self) -> None:
         """Answer a rank that asks, if a call of this rank takes long. Called by a thread a few times a second."""
         now = time.monotonic()
-        waits = dict(self._waits)
-        if not any(now - since > _STUCK for since, _, _ in waits.values()):
+        waits = self.open_calls.waits()
+        if not any(now - since > _STUCK for _, _, since in waits.values()):
             return
         if self._store.check(["asked"]):
             # a rank that asks too may have asked last: what others asked before about its earlier calls is not seen
             numbers = {int(self._store.get("asked")), *(waits if self._asks else ())}
-            for number, signature, site in [*((n, *waits[n][1:]) for n in waits), *self._recent]:
+            for number, signature, site in [*((n, *waits[n][:2]) for n in waits), *self.open_calls.ended()]:
                 if number in numbers:
                     self._write(_Call(number, signature, site))
 

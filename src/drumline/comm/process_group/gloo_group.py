@@ -7,8 +7,7 @@ different shapes, and adds numbers of different types or of different tensors wi
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...core.errors import DrumlineError
+from ...torchkit.autograd import BACKWARD
 from ...torchkit.process_groups import AllgatherOptions, has_backend
 from ..call_check import LIBRARY_PACKAGES, CallPlace, CallSignature, call_site, signature
 from ..environment import CHECKED_GLOO
@@ -31,6 +31,8 @@ from .gloo_works import EndOfMessage, GlooMessage, GlooWork, LeftGroup, SeveralW
 from .torch_interface import MessageText, PythonProcessGroup
 
 _SUM = dist.ReduceOp.SUM
+_HELD = ("all_reduce", "all_reduce_coalesced")
+"""Calls whose work is held until they have ended, because DDP's is not held in Python."""
 CallParts = tuple[Any, ...]
 """The arguments of `signature` for a call."""
 
@@ -43,6 +45,9 @@ class _RecognizedCall:
     name: str
     place: CallPlace
     call: CallSignature
+
+    from_backward: bool
+    """Whether C++ makes it during a backward: DDP, which waits for its future, and so needs no work in Python."""
 
 
 def register() -> None:
@@ -68,12 +73,10 @@ class GlooGroup(PythonProcessGroup):
         self._gloo: Any = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, size, timeout=timeout)
         calls = dist.PrefixStore("calls", store)
         self._calls = CallComparison(calls, rank, size, timeout.total_seconds(), self._gather_bytes)
-        self._open: deque[tuple[int, Callable[[], bool], Any]] = deque()
-        """Asynchronous calls in progress, oldest first: number, whether it has ended, the message to end with it."""
-        self._sweeping = threading.Lock()
+        self._open = self._calls.open_calls
         self.watch_buckets: Callable[[str, float], Any] | None = None
         """Called with the name and bytes of each asynchronous all-reduce: those of DDP. The result's `end()` is called
-        when it has ended, or if it is not `timed`, when this rank makes its next call."""
+        when it has ended, or if it is not `timed`, when this rank makes its next call outside of a backward."""
         start_answering(self._look)
 
     def get_group_store(self) -> dist.Store:
@@ -82,7 +85,7 @@ class GlooGroup(PythonProcessGroup):
 
     def _look(self) -> None:
         """Called by a thread a few times a second."""
-        if self._open and (ended := self._sweep()):
+        if ended := self._open.sweep():
             rank_status().collective_ended(ended)
         self._calls.answer()
 
@@ -96,26 +99,37 @@ class GlooGroup(PythonProcessGroup):
         Every bucket of every step passes here, between kernels that fill the caches: each line counts.
         """
         calls, status, members = self._calls, rank_status(), self._members or self.members
-        number, ended = calls.number + 1, self._sweep() if self._open else 0
-        expected = calls.expected
+        expected, ended = calls.sequence.expected, 0
         known: _RecognizedCall | None = None if expected is None else expected.recognized_by
-        if known is not None and known.parts == parts and known.name == current_name() and known.place.is_here():
+        if known is not None and known.parts == parts and known.place.is_here() and known.name == current_name():
             call, site = known.call, known.place.site
         else:
             known = None
             call, site = named_call(signature(*parts), current_name()), call_site(LIBRARY_PACKAGES)
+        if self._open.asynchronous and not (known is not None and known.from_backward):
+            ended = self._open.sweep()  # DDP's buckets end at the end of the backward: its next call takes out all
+        number, asynchronous = calls.number + 1, opts is None or getattr(opts, "asyncOp", True)
         status.collective_started(
             call.text, site.text, group=members.hash, number=number, peers=members.text, ended=ended
         )
         try:
-            if known is not None:
-                calls.follow(expected, call, site)  # type: ignore[arg-type]  # it has recognized the call
-            elif calls.enter(call, site) and (place := CallPlace.here(LIBRARY_PACKAGES)):
-                expected.recognized_by = _RecognizedCall(parts, current_name(), place, call)  # type: ignore[union-attr]
+            if known is None:
+                if calls.enter(call, site) and (place := CallPlace.here(LIBRARY_PACKAGES)):
+                    expected.recognized_by = _RecognizedCall(  # type: ignore[union-attr]  # `enter` has met it
+                        parts, current_name(), place, call, from_backward=place.caller is BACKWARD
+                    )
+            else:
+                calls.follow(expected)  # type: ignore[arg-type]  # it has recognized the call
+                if not asynchronous:
+                    self._open.begin(number, call, site)
             work = getattr(self._gloo, method)(*arguments)
-            if getattr(opts, "asyncOp", True):
-                self._keep_open(number, work, message, weak=not parts[0].startswith("all_reduce"))
-                return GlooWork(work, self._reason, number)
+            if asynchronous:
+                has_ended, message = _end_of(work, message, weak=parts[0] not in _HELD)
+                if known is None:
+                    self._open.go_on(number, has_ended, message)
+                    return GlooWork(work, self._reason, number)
+                self._open.asynchronous.append((number, call, site, time.monotonic(), has_ended, message))
+                return work if known.from_backward else GlooWork(work, self._reason, number)
             work.wait()
         except DrumlineError as e:
             status.collective_ended()
@@ -129,40 +143,8 @@ class GlooGroup(PythonProcessGroup):
             status.collective_ended()
             raise
         status.collective_ended()
-        calls.ended(number)
+        self._open.end(number)
         return work
-
-    def _keep_open(self, number: int, work: Any, message: Any, *, weak: bool) -> None:
-        """Remember an asynchronous call until it has ended.
-
-        The work of an all-reduce is held here, because DDP's is not held in Python. Others would keep temporary results
-        alive.
-        """
-        if message is not None:
-            future = work.get_future()  # what DDP waits for: the work itself says so a moment later
-            if message.timed:
-                future.add_done_callback(EndOfMessage(message))
-            self._open.append((number, future.done, None if message.timed else message))
-        else:
-            self._open.append((number, WeakWork(work).is_completed if weak else work.is_completed, None))
-
-    def _sweep(self, *, all_open: bool = False) -> int:
-        """Note which asynchronous calls have ended: at the next call, and a few times a second by a thread.
-
-        A callback of each call would tell at once, but takes 50 us of a processor. Calls are noted in their order, so
-        one that ends before an earlier one is noted with it.
-        """
-        ended = 0
-        with self._sweeping:
-            while self._open:
-                if not all_open and not self._open[0][1]():
-                    break
-                number, _, message = self._open.popleft()
-                self._calls.ended(number)
-                if message is not None:
-                    message.end()
-                ended += 1
-        return ended
 
     def _reason(self, error: RuntimeError, number: int) -> BaseException:
         """The error of a call that failed: that of the rank which refused it, if there is one."""
@@ -170,7 +152,7 @@ class GlooGroup(PythonProcessGroup):
             refusal: DrumlineError | None = self._calls.refusal()
         except AlteredStore as e:
             refusal = e
-        self._calls.ended(number)
+        self._open.end(number)
         return error if refusal is None else for_torch(refusal)
 
     def _gather_bytes(self, mine: bytes) -> list[bytes]:
@@ -183,9 +165,9 @@ class GlooGroup(PythonProcessGroup):
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce on every rank."""
         opts, message = opts or dist.AllreduceOptions(), None
-        if self.watch_buckets is not None and getattr(opts, "asyncOp", True):
+        if self.watch_buckets is not None and opts.asyncOp:
             message = self.watch_buckets("all_reduce", float(sum(t.nbytes for t in tensors)))
-        call = _parts("all_reduce", tensors, _operator(opts))
+        call = _parts("all_reduce", tensors, "sum" if opts.reduceOp == _SUM else _operator(opts))
         return self._run(call, "allreduce", (tensors, opts), opts, message)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
@@ -314,9 +296,23 @@ class GlooGroup(PythonProcessGroup):
         """Leave the group; what is still open has ended with it."""
         stop_answering(self._look)
         self._gloo = LeftGroup()
-        rank_status().collective_ended(self._sweep(all_open=True))
+        rank_status().collective_ended(self._open.sweep(everything=True))
 
     abort = shutdown
+
+
+def _end_of(work: Any, message: Any, *, weak: bool) -> tuple[Callable[[], bool], Any]:
+    """How to see that an asynchronous call has ended, and the message to end then, if it does not end by itself.
+
+    `weak`: without holding the work, which would keep temporary results alive.
+    """
+    if message is None:
+        return WeakWork(work).is_completed if weak else work.is_completed, None
+    future = work.get_future()  # what DDP waits for: the work itself says so a moment later
+    if message.timed:
+        future.add_done_callback(EndOfMessage(message))
+        return future.done, None
+    return future.done, message
 
 
 def _parts(name: str, tensors: Sequence[Tensor], op: str = "", root: int | None = None) -> CallParts:

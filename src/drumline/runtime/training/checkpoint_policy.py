@@ -73,6 +73,8 @@ class TrainingCheckpoints:
             self._saver().check()
         if threading.current_thread() is threading.main_thread():
             self._old_handlers = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+            # a handler may have been asked while the training was set up (launchers/early_signals.py)
+            self._stop_requested = any(getattr(old, "asked", False) for old in self._old_handlers.values())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the launcher starts ranks with these blocked
 
     @property
