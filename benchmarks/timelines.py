@@ -12,8 +12,8 @@ different one. A run records one of its steps, so all are medians over the round
 folder are not run again.
 
 Bars: step times within 15% on average; every path the same in at least 80% of the step, and in more than with another
-plan. Expected on an idle machine: step times within 10% for two ranks, up to 20% for four ranks on two cores; 95% of the
-path without a pipeline, where it is a forward and a backward, and 80 to 90% with one, whose ranks wait longer for
+plan. Expected on an idle machine: step times within 10% for two ranks, up to 20% for four ranks on two cores; 95% of
+the path without a pipeline, where it is a forward and a backward, and 80 to 90% with one, whose ranks wait longer for
 messages while both cores compute.
 """
 

@@ -32,7 +32,7 @@ class LinkLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class GroupTraffic:
     """Messages of one kind between the ranks of a group."""
 
     collective: str
@@ -69,7 +69,7 @@ def link_use(
 
 def _of_stage(
     model: OperatorCostModel, profile: Profile, plan: Plan, step: Step, n: int, stage: int
-) -> Iterator[Traffic]:
+) -> Iterator[GroupTraffic]:
     """Bytes that the ranks of a stage send: in their layers, to other stages, between replicas."""
     rank = model.rank_model(plan)
     shares: Sequence[tuple[int, float]]
@@ -92,15 +92,15 @@ def _of_stage(
 
 def layer_traffic(
     model: OperatorCostModel, profile: Profile, plan: Plan, n: int, layer: int
-) -> tuple[list[Traffic], list[Traffic]]:
-    """What a layer sends in the forward and in the backward of n samples; the backward sends again to recompute."""
+) -> tuple[list[GroupTraffic], list[GroupTraffic]]:
+    """Messages of a layer in the forward and in the backward of n samples; the backward sends again to recompute."""
     rank = model.rank_model(plan)
     again = plan.recompute == "full" and rank.profile.layers[layer].composite
-    both: tuple[list[Traffic], list[Traffic]] = ([], [])
+    both: tuple[list[GroupTraffic], list[GroupTraffic]] = ([], [])
     for m in rank.messages[layer]:
         # an all-to-all sends as many bytes as a reduce-scatter of the same buffer
         kind = {"ring": "send", "all_to_all": "reduce_scatter"}.get(m.collective, m.collective)
-        traffic = Traffic(kind, *axis_group(m.axis, plan), m.size(n, plan.precision, profile))
+        traffic = GroupTraffic(kind, *axis_group(m.axis, plan), m.size(n, plan.precision, profile))
         both[m.phase == "backward"].append(traffic)
     if again:
         waited = [
@@ -110,7 +110,7 @@ def layer_traffic(
     return both
 
 
-def _between_stages(plan: Plan, step: Step, stage: int) -> Iterator[Traffic]:
+def _between_stages(plan: Plan, step: Step, stage: int) -> Iterator[GroupTraffic]:
     cost = step.pipeline
     assert cost is not None
     last = len(cost.stages) - 1
@@ -118,21 +118,21 @@ def _between_stages(plan: Plan, step: Step, stage: int) -> Iterator[Traffic]:
         forward = home == stage and i < last and cost.homes[i + 1] != stage
         backward = home == stage and i > 0 and cost.homes[i - 1] != stage
         size = (cost.stages[i][-1].output if forward else 0.0) + (cost.stages[i - 1][-1].output if backward else 0.0)
-        yield Traffic("send", plan.pp, plan.ranks // plan.pp, plan.micro * size)
+        yield GroupTraffic("send", plan.pp, plan.ranks // plan.pp, plan.micro * size)
 
 
-def replica_traffic(message: CollectiveMessage | None, plan: Plan, times: int) -> Iterator[Traffic]:
-    """Traffic of a data-parallel collective that happens so many times."""
+def replica_traffic(message: CollectiveMessage | None, plan: Plan, times: int) -> Iterator[GroupTraffic]:
+    """GroupTraffic of a data-parallel collective that happens so many times."""
     if message is None:
         return
     whole = message.collective == "all_reduce"
     ranks, stride = replicas(plan) if whole else (plan.shards, inner(plan))
-    yield Traffic(message.collective, ranks, stride, times * message.bytes)
+    yield GroupTraffic(message.collective, ranks, stride, times * message.bytes)
     if plan.zero == 3 and not whole and message.collective == "reduce_scatter" and plan.dp > plan.shards:
-        yield Traffic("all_reduce", *replicas(plan), times * message.bytes / plan.shards)
+        yield GroupTraffic("all_reduce", *replicas(plan), times * message.bytes / plan.shards)
 
 
-def bytes_by_level(t: Traffic, cluster: Cluster) -> Iterator[tuple[str, float]]:
+def bytes_by_level(t: GroupTraffic, cluster: Cluster) -> Iterator[tuple[str, float]]:
     """Bytes on the link of a device inside its node, and on that of a node: all groups on a node share the latter."""
     if t.ranks == 1 or not t.bytes:
         return

@@ -24,7 +24,7 @@ class MessageFlows(Protocol):
     """The links that messages of a rank occupy."""
 
     def waited(self, phase: Phase, seconds: float) -> Flow:
-        """What a layer waits for."""
+        """A message that a layer waits for."""
 
     def in_flight(self, message: CollectiveMessage) -> Flow:
         """A collective of replicas."""

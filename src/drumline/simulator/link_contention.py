@@ -59,13 +59,13 @@ class _Sharing:
         return StagePorts(self.step.plan, self.step.cluster)
 
     def layer_flow(self, layer: int, phase: int, seconds: float, rank: int = 0, share: float = 1.0) -> Flow:
-        """What a layer waits for in the forward (0) or the backward (1)."""
+        """Messages that a layer waits for in the forward (0) or the backward (1)."""
         n = largest_micro_batch(self.profile.batch_size, self.step.plan)
         traffic = layer_traffic(self.model, self.profile, self.step.plan, n, layer)[phase]
         return self.ports.group_flow(seconds, (replace(t, bytes=share * t.bytes) for t in traffic), rank)
 
     def waited(self, phase: Phase, seconds: float) -> Flow:
-        """What a layer of a step without a pipeline waits for."""
+        """Messages that a layer of a step without a pipeline waits for."""
         if (phase, seconds) not in self.known:
             self.known[phase, seconds] = self.layer_flow(self._numbers[phase[0]], phase[1], seconds)
         return self.known[phase, seconds]
@@ -105,7 +105,7 @@ class _Sharing:
         return replay_shared(flows)
 
     def _after(self, rank: int) -> Iterator[Named]:
-        """What a rank does between its last backward and the meeting of all ranks."""
+        """Parts of a rank between its last backward and the meeting of all ranks."""
         for part in around_meeting(self.step.tails[rank])[0]:
             if not part.messages:
                 yield part.name, part.seconds, 0.0

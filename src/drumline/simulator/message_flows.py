@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..clusters import Cluster, Link
 from ..costs.data_parallel_comm import CollectiveMessage
-from ..costs.link_traffic import Traffic, bytes_by_level, replica_traffic
+from ..costs.link_traffic import GroupTraffic, bytes_by_level, replica_traffic
 from ..plans import Plan
 from ..theory.alpha_beta import Port, UniformTopology
 
@@ -67,7 +67,7 @@ class StagePorts:
     plan: Plan
     cluster: Cluster
 
-    def group_flow(self, seconds: float, traffic: Iterable[Traffic], stage: int) -> Flow:
+    def group_flow(self, seconds: float, traffic: Iterable[GroupTraffic], stage: int) -> Flow:
         """Collectives among the ranks of a stage, each of which sends and receives."""
         legs = []
         for t in traffic:
@@ -81,7 +81,7 @@ class StagePorts:
         return self.group_flow(seconds, replica_traffic(message, self.plan, 1), stage)
 
     def send_flow(self, seconds: float, size: float, src: int, dst: int) -> Flow:
-        """What all ranks of one stage send to those of another; `size` bytes each."""
+        """Messages of all ranks of one stage to those of another; `size` bytes each."""
         stride = self.plan.ranks // self.plan.pp
         level = "node" if self._node(src) == self._node(dst) else "network"
         size *= min(stride, self.cluster.node.devices) if level == "network" else 1

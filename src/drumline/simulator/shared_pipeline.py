@@ -37,7 +37,7 @@ class SharedPasses:
 
 @dataclass(slots=True)
 class PipelineFlows:
-    """What a step of a pipeline computes and sends."""
+    """The compute and the messages of a step of a pipeline."""
 
     order: Pipeline
     """Of one step, with a drain."""
@@ -178,7 +178,7 @@ class _Replay:
             self._reduce(self.step.last, 0)
 
     def _reduce(self, rank: int, i: int) -> None:
-        """What follows the last backward, one part after the other."""
+        """The parts that follow the last backward, one part after the other."""
         if i == len(self.step.after[rank]):
             return
         name, part, size = self.step.after[rank][i]

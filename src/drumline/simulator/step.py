@@ -5,6 +5,7 @@ Ranks that do the same are drawn once: one for every pipeline stage, with the nu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..clusters import Cluster
@@ -61,14 +62,14 @@ def lay_out(step: Step, estimate: Estimate | None = None) -> StepLayout:
     """Lay out a step of the operator model, or the parts of an `estimate` of the same plan, with which it then ends."""
     if estimate is None:
         return StepLayout(step, step_rows(step))
-    return lay_out_to(scaled_step(step, estimate), estimate.step_seconds)
+    return lay_out_to(scaled_step(step, estimate), estimate.step_seconds, estimate.parts)
 
 
-def lay_out_to(step: Step, end: float) -> StepLayout:
-    """Lay out a step that takes `end` seconds.
+def lay_out_to(step: Step, end: float, parts: Mapping[str, float] | None = None) -> StepLayout:
+    """Lay out a step that takes `end` seconds, in these parts.
 
     An estimate adds up closed forms of overlaps and bubbles, so a layout of its parts differs by some percent: it is
-    stretched by that, and a note says so.
+    stretched by that, and a note says which parts differ.
     """
     rows = step_rows(step)
     seconds = rows_seconds(rows)
@@ -76,10 +77,33 @@ def lay_out_to(step: Step, end: float) -> StepLayout:
     notes: tuple[str, ...] = ()
     if abs(stretch - 1) > LARGEST_STRETCH:
         notes = (
-            f"Laid out in time, the parts of the estimate take {format_seconds(seconds)}; the timeline is drawn "
-            f"{100 * abs(stretch - 1):.1f}% {'longer' if stretch > 1 else 'shorter'}, to end with the estimate.",
+            f"Laid out in time, the parts of the estimate take {format_seconds(seconds)}{_in_words(step, end, parts)}; "
+            f"the timeline is drawn {100 * abs(stretch - 1):.1f}% {'longer' if stretch > 1 else 'shorter'}, to end "
+            "with the estimate.",
         )
     return StepLayout(step, rows, stretch, notes)
+
+
+def layout_differences(step: Step, parts: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that each part of a step takes longer in its layout than in an estimate, the largest first.
+
+    `step` has the parts of the estimate as far as both count them; the clock of its schedule gives its bubble, and the
+    lanes of a rank what stays exposed of its messages.
+    """
+    own, _ = step.parts()
+    more = {part: own.get(part, 0.0) - parts.get(part, 0.0) for part in {*own, *parts}}
+    return dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0])))
+
+
+def _in_words(step: Step, end: float, parts: Mapping[str, float] | None) -> str:
+    """` (bubble +1.20 s, communication -20.0 ms)`: what the layout changes by more than is left without a note."""
+    differences = layout_differences(step, parts) if parts else {}
+    words = [
+        f"{part} {'+' if s > 0 else '-'}{format_seconds(abs(s))}"
+        for part, s in differences.items()
+        if abs(s) > LARGEST_STRETCH * end
+    ]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def simulate_step(
