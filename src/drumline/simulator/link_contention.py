@@ -106,11 +106,14 @@ class _Sharing:
 
     def _after(self, rank: int) -> Iterator[Named]:
         """Parts of a rank between its last backward and the meeting of all ranks."""
+        flows: dict[CollectiveMessage, Flow] = {}  # buckets are alike
         for part in around_meeting(self.step.tails[rank])[0]:
             if not part.messages:
                 yield part.name, part.seconds, 0.0
             for message in part.messages:
-                yield message.name, self.ports.collective_flow(message, message.seconds, rank), message.bytes
+                if message not in flows:
+                    flows[message] = self.ports.collective_flow(message, message.seconds, rank)
+                yield message.name, flows[message], message.bytes
 
     def _layer_parts(self, cost: PipelineCost) -> dict[str, list[list[Part]]]:
         """Every action, layer by layer."""
