@@ -1,8 +1,10 @@
-"""Critical paths of two timelines of one step, laid over each other: in which share of the step they are the same.
+"""Critical paths of two timelines of one step, aligned: which share of the step waits for the same work in both.
 
-A path says for every moment of the step which rank does the work that the end waits for: its phase (forward, backward,
-optimizer) and its micro-batch. Where no rank computes, it says which rank waits, for a message or for another reason.
-Both timelines are scaled to length 1, so a step that is slower everywhere has the same path.
+A critical path is a chain of work (a phase of a micro-batch on a rank: forward, backward, optimizer) in which each
+piece waits for the one before, with the waits between them. Two paths are aligned like two texts: the largest common
+subsequence counts, each piece with its share of its step. So a step that is slower everywhere, or in one place, has the
+same path; work that is on one path alone counts against it with its share, and so does a wait as far as it is longer
+than the same wait of the other.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-LONGEST_GAP = 0.01
-"""Share of the step; a rank that does nothing for longer waits for another."""
+TIE = 0.02
+"""Share of the step: a chain is critical, too, if it is shorter than the longest by up to that. Where stages are
+balanced, several chains are, and which of them is the longest changes from step to step."""
+OVERLAP = 0.01
+"""Share of the step by which work may begin before the end of what it waits for, as clocks and records differ."""
 CONTIGUOUS = 1e-5
 """Seconds between two recorded spans of one phase up to which they are of one micro-batch."""
 _MICRO = re.compile(r" m(\d+)$")
@@ -23,21 +27,9 @@ _WEIGHTS = re.compile(r"weights\b")
 _STAGE = re.compile(r" stage (\d+)\b")
 _PHASES = ("forward", "backward", "optimizer", "communication")
 
-
-@dataclass(frozen=True, slots=True)
-class PathPiece:
-    """What the end of the step waits for during one part of it."""
-
-    start: float
-    end: float
-    """Shares of the step."""
-    rank: int
-    """The first of the ranks that do the same."""
-    phase: str
-    """forward, backward, optimizer, overhead; communication or waiting where no rank computes."""
-    micro: int
-    """How often the rank had done this phase before: its micro-batch, if it has one stage and does not split the
-    backward. A record calls both parts of a split backward backward. 0 where no rank computes."""
+Key = tuple[int, str, int]
+"""The first of the ranks that do the same, the phase, and how often the rank had done it before: its micro-batch, if it
+has one stage and does not split the backward. A record calls both parts of a split backward backward."""
 
 
 @dataclass(slots=True)
@@ -52,17 +44,100 @@ class _Work:
     micro: int
 
 
-def agreement(measured: Any, simulated: Any) -> float:
-    """The share of the step in which both critical paths are at the same work.
+@dataclass(slots=True)
+class PathNode:
+    """Work on a critical path, or the start or the end of the step."""
 
-    Ranks that the simulation treats alike count as one. Where stages are balanced, several chains of work end at the
-    same time: it is enough that one of them is the same.
+    key: Key
+    start: float
+    end: float
+    """Shares of the step."""
+    before: list[int] = field(default_factory=list)
+    """What it waited for, on a path that is critical: indices of earlier nodes."""
+    slack: float = float("inf")
+    """By how much it may be later before the step ends later."""
+
+
+Skipped = tuple[tuple[Key, float], ...]
+"""Work on one path that is not aligned with the other, with its share of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """The common part of two critical paths."""
+
+    measured: float = 0.0
+    simulated: float = 0.0
+    """Shares of each step that the aligned pieces take."""
+    equally_long: float = 0.0
+    """The share in which they also take the same share of their steps: at most either of the two."""
+    only_measured: Skipped = ()
+    only_simulated: Skipped = ()
+
+    @property
+    def moved(self) -> float:
+        """The share of work that both paths have, in another order."""
+        ours, theirs = dict(self.only_measured), dict(self.only_simulated)
+        return sum(min(share, theirs[key]) for key, share in ours.items() if key in theirs)
+
+    @property
+    def agreement(self) -> float:
+        """The smaller share, as what one path alone has counts against both, without what they have in another order.
+
+        That is wrong in two places: where one path has it, and where the other has it.
+        """
+        return max(0.0, min(self.measured, self.simulated) - self.moved)
+
+
+def agreement(measured: Any, simulated: Any) -> float:
+    """The share of the step in which both critical paths have the same work in the same order, or the same wait."""
+    return align(measured, simulated).agreement
+
+
+def align(measured: Any, simulated: Any) -> Alignment:
+    """Align the critical paths of two timelines; of several paths within `TIE`, those that agree the most.
+
+    Ranks that the simulation treats alike count as one.
     """
     alike = equal_ranks(simulated)
-    ours, theirs = critical_pieces(measured, alike), critical_pieces(simulated, alike)
-    moments = sorted({moment for piece in (*ours, *theirs) for moment in (piece.start, piece.end)})
-    stretches = [x for x in pairwise(moments) if _work_in(ours, *x) & _work_in(theirs, *x)]
-    return sum(end - begin for begin, end in stretches)
+    sources = message_sources(simulated, alike)
+    ours, theirs = (critical_nodes(timeline, alike, sources) for timeline in (measured, simulated))
+    best: dict[tuple[int, int], Alignment] = {}
+    for i, a in enumerate(ours):
+        for j, b in enumerate(theirs):
+            options = [_skip(best[p, j], measured=(a.key, _work(ours[p], a))) for p in a.before]
+            options += [_skip(best[i, q], simulated=(b.key, _work(theirs[q], b))) for q in b.before]
+            if a.key == b.key:
+                options += [_match(best[p, q], (ours[p], a), (theirs[q], b)) for p in a.before for q in b.before]
+            best[i, j] = max(options, key=lambda x: (x.measured + x.simulated, x.agreement), default=Alignment())
+    return best[len(ours) - 1, len(theirs) - 1]
+
+
+def _skip(
+    x: Alignment, *, measured: tuple[Key, float] | None = None, simulated: tuple[Key, float] | None = None
+) -> Alignment:
+    """One more piece on one path alone."""
+    ours, theirs = ((piece,) if piece else () for piece in (measured, simulated))
+    return replace(x, only_measured=x.only_measured + ours, only_simulated=x.only_simulated + theirs)
+
+
+def _match(x: Alignment, ours: tuple[PathNode, PathNode], theirs: tuple[PathNode, PathNode]) -> Alignment:
+    """One more piece on both, and the wait before it as far as both have it."""
+    wait, a, b = min(_wait(*ours), _wait(*theirs)), _work(*ours), _work(*theirs)
+    return replace(
+        x,
+        measured=x.measured + a + wait,
+        simulated=x.simulated + b + wait,
+        equally_long=x.equally_long + min(a, b) + wait,
+    )
+
+
+def _work(before: PathNode, after: PathNode) -> float:
+    return after.end - max(after.start, before.end)
+
+
+def _wait(before: PathNode, after: PathNode) -> float:
+    return max(0.0, after.start - before.end)
 
 
 def equal_ranks(timeline: Any) -> dict[int, int]:
@@ -77,55 +152,68 @@ def equal_ranks(timeline: Any) -> dict[int, int]:
     return alike
 
 
-def critical_pieces(timeline: Any, alike: Mapping[int, int]) -> list[PathPiece]:
-    """All that the end of the step waits for, by start; together they cover the step.
+def message_sources(simulated: Any, alike: Mapping[int, int]) -> dict[Key, Key]:
+    """Passes of stages that wait for a message of another rank, and the pass that sends it.
 
-    The path is followed back from the work that ends last: to the rank's own work before; where the rank did nothing
-    for longer than `LONGEST_GAP`, to the work of any rank that ended last before; and to work of the same phase that
-    ended on another rank just then, from which a message may have come.
+    A forward waits for that of the stage before, a backward for that of the stage behind, of the same micro-batch.
     """
-    works = sorted(_works(timeline), key=lambda w: w.end)
-    messages = [(s.start, s.end) for s in timeline.spans if _phase(s) == "communication"]
+    passes: dict[tuple[str, int, int], Key] = {}
+    for w in _works(simulated):
+        stage, micro = _STAGE.search(w.label), _MICRO.search(w.label)
+        if stage and micro and not _WEIGHTS.match(w.label):
+            passes[w.phase, int(stage[1]), int(micro[1])] = (alike[w.rank], w.phase, w.micro)
+    found = {
+        key: passes.get((phase, stage + (1 if phase == "backward" else -1), micro))
+        for (phase, stage, micro), key in passes.items()
+    }
+    return {key: source for key, source in found.items() if source and source[0] != key[0]}
+
+
+def critical_nodes(timeline: Any, alike: Mapping[int, int], sources: Mapping[Key, Key]) -> list[PathNode]:
+    """All that the end of the step waits for, within `TIE`; nothing comes before what it waits for.
+
+    The first node is the start of the step, the last its end, which waits for the last work of every rank.
+    """
     start, length = min(s.start for s in timeline.spans), timeline.seconds
-    pieces: set[PathPiece] = set()
-
-    def add(begin: float, end: float, rank: int, phase: str = "", micro: int = 0) -> None:
-        if end > begin:
-            phase, rank = phase or _gap(begin, end, messages), alike.get(rank, rank)
-            pieces.add(PathPiece((begin - start) / length, (end - start) / length, rank, phase, micro))
-
-    add(works[-1].end, start + length, works[-1].rank)
-    waiting, seen = [works[-1]], {id(works[-1])}
-    while waiting:
-        current = waiting.pop()
-        add(current.start, current.end, current.rank, current.phase, current.micro)
-        before = _awaited(current, works, LONGEST_GAP * length)
-        add(max((w.end for w in before), default=start), current.start, current.rank)
-        waiting += [w for w in before if id(w) not in seen]
-        seen |= {id(w) for w in before}
-    return sorted(pieces, key=lambda piece: (piece.start, piece.end, piece.rank))
-
-
-def _awaited(current: _Work, works: Sequence[_Work], slack: float) -> list[_Work]:
-    """The work that this one waited for."""
-    before = [w for w in works if w.start < current.start and w.end <= current.start + slack]
-    if not before:
-        return []
-    own = max((w for w in before if w.rank == current.rank), key=lambda w: w.end, default=None)
-    idle = own is None or current.start - own.end > slack
-    first = max(before, key=lambda w: w.end) if idle or own is None else own
-    sent = [w for w in before if w.rank != current.rank and w.phase == current.phase]
-    return [first, *(w for w in sent if w is not first and w.end >= current.start - slack)]
+    works = sorted(_works(timeline), key=lambda w: (w.end, w.start))
+    nodes = [PathNode((-1, "start", 0), 0.0, 0.0)]
+    for w in works:
+        key = alike.get(w.rank, w.rank), w.phase, w.micro
+        nodes.append(PathNode(key, (w.start - start) / length, (w.end - start) / length))
+    nodes.append(PathNode((-1, "end", 0), 1.0, 1.0))
+    waits = {i: _awaited(works, i - 1, alike, sources) or [0] for i in range(1, len(works) + 1)}
+    last = {w.rank: i for i, w in enumerate(works, 1)}
+    waits[len(nodes) - 1] = sorted(last.values())
+    nodes[-1].slack = 0.0
+    for i in range(len(nodes) - 1, 0, -1):
+        latest = max(nodes[k].end for k in waits[i])
+        for k in waits[i]:
+            later = nodes[i].slack + latest - nodes[k].end
+            if later <= TIE:
+                nodes[i].before.append(k)
+                nodes[k].slack = min(nodes[k].slack, later)
+    kept = [i for i, node in enumerate(nodes) if node.slack <= TIE]
+    place = {i: k for k, i in enumerate(kept)}
+    for i in kept:
+        nodes[i].before = [place[k] for k in nodes[i].before]
+    return [nodes[i] for i in kept]
 
 
-def _work_in(pieces: Sequence[PathPiece], begin: float, end: float) -> set[tuple[int, str, int]]:
-    """Rank, phase and micro-batch of the pieces that cover a stretch of the step."""
-    return {(p.rank, p.phase, p.micro) for p in pieces if p.start <= begin and p.end >= end}
+def _awaited(works: Sequence[_Work], i: int, alike: Mapping[int, int], sources: Mapping[Key, Key]) -> list[int]:
+    """Numbers, from 1 on, of the work that this waited for.
 
-
-def _gap(begin: float, end: float, messages: list[tuple[float, float]]) -> str:
-    """Whether a message was under way while no rank of the path computed."""
-    return "communication" if any(a < end and b > begin for a, b in messages) else "waiting"
+    It is the rank's own work before, and what sends a message to it; before an optimizer it is that of all ranks.
+    """
+    current, before = works[i], {}
+    latest = current.start + OVERLAP * (works[-1].end - min(w.start for w in works))
+    leader = alike.get(current.rank, current.rank)
+    source = sources.get((leader, current.phase, current.micro))
+    sender = source and (source[0] + current.rank - leader, *source[1:])
+    for k, w in enumerate(works[:i], 1):
+        sent = w.rank == current.rank or current.phase == "optimizer" or (w.rank, w.phase, w.micro) == sender
+        if sent and w.start < current.start and w.end <= latest:
+            before[w.rank] = k
+    return sorted(before.values())
 
 
 def _works(timeline: Any) -> list[_Work]:

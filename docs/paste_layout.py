@@ -9,10 +9,10 @@ import re
 from pathlib import Path
 
 from drumline.clusters import load
-from drumline.costs import OperatorCostModel, cost_model
+from drumline.costs import Estimate, OperatorCostModel, cost_model
 from drumline.models import zoo
 from drumline.plans import Plan
-from drumline.simulator.step import lay_out
+from drumline.simulator.step import StepLayout, lay_out, layout_differences
 
 PAGE = Path(__file__).with_name("simulate-steps.md")
 BLOCK = re.compile(r"(<!-- layout -->\n).*?(<!-- /layout -->)", re.S)
@@ -39,8 +39,8 @@ CASES = {
 """Plans by model, in bf16 on `dgx-h100`."""
 
 
-def stretches() -> dict[tuple[str, str], tuple[float, float]]:
-    """(seconds of the layout, seconds of the estimate) of every case."""
+def layouts() -> dict[tuple[str, str], tuple[StepLayout, Estimate]]:
+    """The layout and the estimate of every case."""
     both = {}
     for name, texts in CASES.items():
         profile = zoo.profile(name)
@@ -49,16 +49,29 @@ def stretches() -> dict[tuple[str, str], tuple[float, float]]:
             cluster = load("dgx-h100").with_devices(plan.ranks)
             estimate = cost_model(profile, cluster, "bf16").estimate(plan)
             layout = lay_out(OperatorCostModel(profile, cluster, "bf16").step(plan), estimate)
-            both[name, text] = layout.seconds / layout.stretch, estimate.step_seconds
+            both[name, text] = layout, estimate
     return both
+
+
+def shares() -> dict[tuple[str, str], tuple[float, float, float]]:
+    """By case, as shares of the estimate: how much longer the layout is, of that its bubble and its communication."""
+    result = {}
+    for case, (layout, estimate) in layouts().items():
+        differences, whole = layout_differences(layout.step, estimate.parts), estimate.step_seconds
+        longer = layout.seconds / layout.stretch - whole
+        result[case] = tuple(s / whole for s in (longer, differences.get("bubble", 0.0), differences["communication"]))
+    return result
 
 
 def table() -> str:
     """The cases with the length of the timeline before it was stretched, the largest difference first."""
-    rows = {case: 100 * (laid / priced - 1) for case, (laid, priced) in stretches().items()}
-    lines = ["| model | plan | layout, compared with the estimate |", "|---|---|---|"]
-    for (name, text), off in sorted(rows.items(), key=lambda item: (-abs(round(item[1], 1)), item[0])):
-        lines.append(f"| {name} | `{text}` | {round(off, 1) + 0.0:+.1f}% |")
+    rows = {case: [100 * share for share in own] for case, own in shares().items()}
+    lines = [
+        "| model | plan | layout, compared with the estimate | bubble | communication |",
+        "|---|---|---:|---:|---:|",
+    ]
+    for (name, text), own in sorted(rows.items(), key=lambda item: (-abs(round(item[1][0], 1)), item[0])):
+        lines.append(f"| {name} | `{text}` | {' | '.join(f'{round(x, 1) + 0.0:+.1f}%' for x in own)} |")
     return "\n".join(lines)
 
 

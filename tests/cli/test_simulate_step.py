@@ -53,7 +53,10 @@ def test_the_screen_in_forty_columns() -> None:
 
 def test_the_document() -> None:
     document = asked(*GPT, "--mtbf", "1000h", "--days", 10)
-    assert document["step_seconds"] == pytest.approx(document["planned_seconds"], rel=1e-9)
+    shared = document["parts"]["link contention"]
+    assert 0 < shared < 1e-3 * document["planned_seconds"]
+    assert document["step_seconds"] == pytest.approx(document["planned_seconds"] + shared, rel=1e-9)
+    assert any(note.startswith("Link contention: ") for note in document["notes"])
     assert document["ranks"] == 16 and document["rank_counts"] == {"0": 4, "4": 4, "8": 4, "12": 4}
     assert all(isinstance(name, str) for name in document["critical_path"])
     assert sum(document["critical_path_seconds"]) == pytest.approx(document["step_seconds"])
@@ -62,7 +65,7 @@ def test_the_document() -> None:
     assert [x["level"] for x in document["links"]] == ["node", "network"] and 0 < document["links"][0]["busy"] < 1
     assert 0 < document["failures"]["goodput"] < 1 and document["failures"]["seconds"] == 10 * 86400
     planned = asked("plan", "gpt:1.3b", "--cluster", "dgx-h100", "--devices", 16, "--plan", GPT[-1])
-    assert planned["given"]["step_seconds"] == pytest.approx(document["step_seconds"], rel=1e-9)
+    assert planned["given"]["step_seconds"] == pytest.approx(document["planned_seconds"], rel=1e-9)
 
 
 def test_the_document_of_a_sweep() -> None:

@@ -53,8 +53,11 @@ def test_simulate_and_plan_give_one_number(model: str, text: str, machines: str)
     profile, plan, cluster = case(model, text, machines)
     simulation = dl.simulate(profile, plan, cluster)
     planned = price(profile, cluster, plan)
-    assert simulation.step_seconds == pytest.approx(planned.step_seconds, rel=1e-9)
-    assert simulation.planned_seconds == planned.step_seconds and simulation.parts == planned.parts
+    shared = simulation.parts.get("link contention", 0.0)
+    assert shared == 0 or simulation.notes[0].startswith("Link contention: ")
+    assert simulation.step_seconds == pytest.approx(planned.step_seconds + shared, rel=1e-9)
+    assert simulation.planned_seconds == planned.step_seconds
+    assert {k: v for k, v in simulation.parts.items() if k != "link contention"} == planned.parts
     # the layout of the parts, before it is made to end with the estimate, differs little
     step = OperatorCostModel(profile, cluster, plan.precision).step(plan)
     layout = lay_out(step, planned)
@@ -63,7 +66,7 @@ def test_simulate_and_plan_give_one_number(model: str, text: str, machines: str)
         seconds = sum(x.seconds for x in layout.step.tails[step.slowest] if x.part == part)
         assert seconds == pytest.approx(planned.parts[part], rel=1e-6)
     path = simulation.critical_path
-    assert sum(part.seconds for part in path) == pytest.approx(planned.step_seconds, rel=1e-6)
+    assert sum(part.seconds for part in path) == pytest.approx(simulation.step_seconds, rel=1e-6)
     assert {part.rank for part in path} <= set(simulation.timeline.ranks)
 
 
@@ -75,11 +78,14 @@ def test_the_page_states_how_far_layouts_are_stretched() -> None:
     spec.loader.exec_module(paste)
     page = (docs / "simulate-steps.md").read_text()
     assert paste.pasted(page) == page, "run: python docs/paste_layout.py"
-    off = {case: laid / priced - 1 for case, (laid, priced) in paste.stretches().items()}
+    off = {case: own[0] for case, own in paste.shares().items()}
     assert max(map(abs, off.values())) < 0.2
+    # bubble and exposed messages, of which layout and estimate have different formulas, explain all of it
+    for case, (longer, *parts) in paste.shares().items():
+        assert longer == pytest.approx(sum(parts), abs=5e-4), case
     slow = "pp=4"
     note = dl.simulate("gpt:1.3b", f"{slow},precision=bf16", "dgx-h100").notes[0]
-    assert off["gpt:1.3b", slow] > 0.1 and "to end with the estimate" in note
+    assert off["gpt:1.3b", slow] > 0.1 and "to end with the estimate" in note and " (bubble +" in note
 
 
 @pytest.mark.parametrize(("model", "text", "machines"), CASES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..clusters import Cluster
 from ..models.profile import Profile
@@ -32,7 +32,9 @@ class LinkLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class _Traffic:
+class GroupTraffic:
+    """Messages of one kind between the ranks of a group."""
+
     collective: str
     """`send` is a message to the next rank."""
     ranks: int
@@ -52,7 +54,7 @@ def link_use(
     for stage in range(plan.pp):
         sums = {"node": 0.0, "network": 0.0}
         for traffic in _of_stage(model, profile, plan, step, n, stage):
-            for name, size in _by_level(traffic, cluster):
+            for name, size in bytes_by_level(traffic, cluster):
                 sums[name] += size
         totals = {name: max(size, sums[name]) for name, size in totals.items()}
     rates = {"node": cluster.node.link.bandwidth}
@@ -67,33 +69,48 @@ def link_use(
 
 def _of_stage(
     model: OperatorCostModel, profile: Profile, plan: Plan, step: Step, n: int, stage: int
-) -> Iterator[_Traffic]:
+) -> Iterator[GroupTraffic]:
     """Bytes that the ranks of a stage send: in their layers, to other stages, between replicas."""
     rank = model.rank_model(plan)
+    shares: Sequence[tuple[int, float]]
     if step.pipeline is None:
-        shares: Sequence[tuple[int, float]] = [(i, float(x.repeats)) for i, x in enumerate(rank.profile.layers)]
+        shares = [(i, float(x.repeats)) for i, x in enumerate(rank.profile.layers)]
     else:
         shares = layer_shares(step.pipeline.of_rank(stage))
         yield from _between_stages(plan, step, stage)
     for i, share in shares:
-        again = plan.recompute == "full" and rank.profile.layers[i].composite
-        sizes = [(m, m.size(n, plan.precision, profile)) for m in rank.messages[i]]
-        forward = [k for k, (m, _) in enumerate(sizes) if m.phase == "forward" and m.collective != "ring"]
-        for k, (m, size) in enumerate(sizes):
-            times = 2 if again and k in forward[:-1] else 1  # the last is not needed again
-            # an all-to-all sends as many bytes as a reduce-scatter of the same buffer
-            kind = {"ring": "send", "all_to_all": "reduce_scatter"}.get(m.collective, m.collective)
-            yield _Traffic(kind, *axis_group(m.axis, plan), times * share * plan.micro * size)
+        for traffic in (x for phase in layer_traffic(model, profile, plan, n, i) for x in phase):
+            yield replace(traffic, bytes=share * plan.micro * traffic.bytes)
     for i, (gather, reduce) in enumerate(step.collectives.messages):
         # forward and backward; the group of the whole model, which comes with the first layer, stays gathered
-        yield from _between_replicas(gather, plan, plan.micro * (2 if i else 1))
-        yield from _between_replicas(reduce, plan, plan.micro if step.reduces_every_micro_batch else 1)
+        yield from replica_traffic(gather, plan, plan.micro * (2 if i else 1))
+        yield from replica_traffic(reduce, plan, plan.micro if step.reduces_every_micro_batch else 1)
     for part in step.tails[stage]:
         for message in part.messages:
-            yield from _between_replicas(message, plan, 1)
+            yield from replica_traffic(message, plan, 1)
 
 
-def _between_stages(plan: Plan, step: Step, stage: int) -> Iterator[_Traffic]:
+def layer_traffic(
+    model: OperatorCostModel, profile: Profile, plan: Plan, n: int, layer: int
+) -> tuple[list[GroupTraffic], list[GroupTraffic]]:
+    """Messages of a layer in the forward and in the backward of n samples; the backward sends again to recompute."""
+    rank = model.rank_model(plan)
+    again = plan.recompute == "full" and rank.profile.layers[layer].composite
+    both: tuple[list[GroupTraffic], list[GroupTraffic]] = ([], [])
+    for m in rank.messages[layer]:
+        # an all-to-all sends as many bytes as a reduce-scatter of the same buffer
+        kind = {"ring": "send", "all_to_all": "reduce_scatter"}.get(m.collective, m.collective)
+        traffic = GroupTraffic(kind, *axis_group(m.axis, plan), m.size(n, plan.precision, profile))
+        both[m.phase == "backward"].append(traffic)
+    if again:
+        waited = [
+            k for k, m in enumerate(x for x in rank.messages[layer] if x.phase == "forward") if m.collective != "ring"
+        ]
+        both[1].extend(both[0][k] for k in waited[:-1])  # the last is not needed again
+    return both
+
+
+def _between_stages(plan: Plan, step: Step, stage: int) -> Iterator[GroupTraffic]:
     cost = step.pipeline
     assert cost is not None
     last = len(cost.stages) - 1
@@ -101,20 +118,21 @@ def _between_stages(plan: Plan, step: Step, stage: int) -> Iterator[_Traffic]:
         forward = home == stage and i < last and cost.homes[i + 1] != stage
         backward = home == stage and i > 0 and cost.homes[i - 1] != stage
         size = (cost.stages[i][-1].output if forward else 0.0) + (cost.stages[i - 1][-1].output if backward else 0.0)
-        yield _Traffic("send", plan.pp, plan.ranks // plan.pp, plan.micro * size)
+        yield GroupTraffic("send", plan.pp, plan.ranks // plan.pp, plan.micro * size)
 
 
-def _between_replicas(message: CollectiveMessage | None, plan: Plan, times: int) -> Iterator[_Traffic]:
+def replica_traffic(message: CollectiveMessage | None, plan: Plan, times: int) -> Iterator[GroupTraffic]:
+    """GroupTraffic of a data-parallel collective that happens so many times."""
     if message is None:
         return
     whole = message.collective == "all_reduce"
     ranks, stride = replicas(plan) if whole else (plan.shards, inner(plan))
-    yield _Traffic(message.collective, ranks, stride, times * message.bytes)
+    yield GroupTraffic(message.collective, ranks, stride, times * message.bytes)
     if plan.zero == 3 and not whole and message.collective == "reduce_scatter" and plan.dp > plan.shards:
-        yield _Traffic("all_reduce", *replicas(plan), times * message.bytes / plan.shards)
+        yield GroupTraffic("all_reduce", *replicas(plan), times * message.bytes / plan.shards)
 
 
-def _by_level(t: _Traffic, cluster: Cluster) -> Iterator[tuple[str, float]]:
+def bytes_by_level(t: GroupTraffic, cluster: Cluster) -> Iterator[tuple[str, float]]:
     """Bytes on the link of a device inside its node, and on that of a node: all groups on a node share the latter."""
     if t.ranks == 1 or not t.bytes:
         return

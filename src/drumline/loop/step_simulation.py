@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LONGEST_DAYS = 3650.0
 SAME = 1e-9
 """Relative difference up to which two step times count as equal."""
+CONTENTION = "link contention"
+"""The part of a simulated step that no estimate has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +175,28 @@ def replay_question(question: StepQuestion) -> Simulation:
 def _replay_alike(question: StepQuestion, predicted: Estimate) -> Simulation:
     """Ranks of a stage that do the same, and meet in every step."""
     from ..costs import OperatorCostModel
+    from ..simulator.link_contention import with_link_contention
     from ..simulator.step import lay_out
 
     operators = OperatorCostModel(question.profile, question.cluster, question.plan.precision)
-    layout = lay_out(operators.step(question.plan), predicted)
-    return _of_layout(question, predicted, layout, layout.timeline())
+    layout = with_link_contention(lay_out(operators.step(question.plan), predicted), operators, question.profile)
+    simulation = _of_layout(question, predicted, layout, layout.timeline())
+    if abs(layout.contention) <= SAME * predicted.step_seconds:
+        return simulation
+    return dataclasses.replace(
+        simulation,
+        parts={**predicted.parts, CONTENTION: layout.contention},
+        notes=(_contention_note(predicted, layout.contention), *simulation.notes),
+    )
+
+
+def _contention_note(predicted: Estimate, seconds: float) -> str:
+    """Why a step on shared links takes longer than `plan` says."""
+    off = f"{100 * seconds / predicted.step_seconds:.2g}%"
+    return (
+        f"Link contention: messages of several kinds share links, which takes {format_seconds(seconds)} ({off}) more; "
+        f"`plan` expects {format_seconds(predicted.step_seconds)}, as if each kind had the links to itself."
+    )
 
 
 def _of_layout(question: StepQuestion, predicted: Estimate, layout: StepLayout, timeline: Timeline) -> Simulation:

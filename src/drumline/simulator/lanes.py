@@ -6,16 +6,35 @@ While both are busy, messages proceed at the share `overlap` of their speed.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from ..costs.data_parallel_comm import CollectiveMessage
+from ..theory.alpha_beta import Port
+from .message_flows import Flow
 
 Row = tuple[str, str, float, float, float]
 """Lane, name, start, end, bytes."""
 
 
+Phase = tuple[int, int]
+"""The place of a layer in the order of the forward; 0 for its forward, 1 for its backward."""
+
+
+class MessageFlows(Protocol):
+    """The links that messages of a rank occupy."""
+
+    def waited(self, phase: Phase, seconds: float) -> Flow:
+        """A message that a layer waits for."""
+
+    def in_flight(self, message: CollectiveMessage) -> Flow:
+        """A collective of replicas."""
+
+
 class Lanes:
     """The two lanes of a rank: a clock, and the messages in flight."""
 
-    def __init__(self, overlap: float, start: float = 0.0) -> None:
+    def __init__(self, overlap: float, start: float = 0.0, *, flows: MessageFlows | None = None) -> None:
+        self._flows = flows
         self.rows: list[Row] = []
         self._overlap = overlap
         self._now = start
@@ -30,11 +49,28 @@ class Lanes:
         self.rows.append(("compute", name, start, self._now, 0.0))
         self._advance(start, seconds, self._overlap)
 
-    def block(self, name: str, seconds: float) -> None:
-        """Wait for a message of the layer itself, which those in flight do not overtake."""
+    def block(self, name: str, seconds: float, of: Phase | None = None) -> None:
+        """Wait for a message of the layer itself.
+
+        Those in flight stand still meanwhile, unless it is known which links both occupy: then they share these.
+        """
         if seconds > 0:
-            start, self._now = self._now, self._now + seconds
+            start, both = self._now, self._shared(seconds, of)
+            self._now += seconds + both
             self.rows.append(("communication", name, start, self._now, 0.0))
+            self._advance(self._now - both, both, 1.0)
+
+    def _shared(self, seconds: float, of: Phase | None) -> float:
+        """Seconds of links that a layer's message needs while messages in flight need them too.
+
+        Each then has half of a link: the layer waits longer by as much as the others proceed.
+        """
+        if self._flows is None or of is None or not self._queue:
+            return 0.0
+        own = self._flows.waited(of, seconds)
+        ahead = [(self._flows.in_flight(message), left) for message, _, left in self._queue]
+        occupied = {port for flow, _ in ahead for port in flow.ports}
+        return min(_seconds_on(own, occupied), sum(min(left, _seconds_on(flow, own.ports)) for flow, left in ahead))
 
     def send(self, message: CollectiveMessage | None) -> None:
         """Put a message, if there is one, on the communication lane."""
@@ -80,3 +116,8 @@ class Lanes:
             clock += left / speed
             self.rows.append(("communication", message.name, begun, clock, message.bytes))
             self._queue.pop(0)
+
+
+def _seconds_on(flow: Flow, ports: set[Port]) -> float:
+    """Seconds for which a message occupies some of these ports."""
+    return sum(leg.seconds for leg in flow.legs if not ports.isdisjoint(leg.ports))

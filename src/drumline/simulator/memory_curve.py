@@ -96,7 +96,7 @@ def _of_actions(layout: StepLayout, ranks: list[tuple[list[float], float]]) -> l
         dict(zip(lane, during, strict=True)) for lane, (during, _) in zip(cost.order.lanes, ranks, strict=True)
     ]
     points: list[list[tuple[float, float]]] = [[] for _ in ranks]
-    for timed in cost.times().actions:
+    for timed in (layout.passes or cost.times()).actions:
         points[timed.rank].append((timed.start, by_action[timed.rank][timed.action]))
     for own, rows, (_, update) in zip(points, layout.rows, ranks, strict=True):
         own += [(row[2], update) for row in _computing(rows) if row[1].startswith("optimizer")]

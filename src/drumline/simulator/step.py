@@ -5,6 +5,7 @@ Ranks that do the same are drawn once: one for every pipeline stage, with the nu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..clusters import Cluster
@@ -12,12 +13,13 @@ from ..core.timeline import Span, Timeline
 from ..core.units import format_seconds
 from ..costs.estimate import Estimate
 from ..costs.operator_model import OperatorCostModel
+from ..costs.pipeline_clock import PipelineTimes
 from ..costs.pipeline_cost import PipelineCost
 from ..costs.scaled_step import scaled_step
 from ..costs.step import Step, Tail
 from ..models.profile import Profile
 from ..plans import Plan
-from .lanes import Lanes, Row
+from .lanes import Lanes, MessageFlows, Row
 
 LARGEST_STRETCH = 0.005
 """Relative difference between layout and estimate up to which the timeline says nothing about it."""
@@ -33,6 +35,10 @@ class StepLayout:
     stretch: float = 1.0
     """Seconds of the timeline over those of the layout."""
     notes: tuple[str, ...] = ()
+    passes: PipelineTimes | None = None
+    """Of a pipeline, where they differ from those of its schedule alone."""
+    contention: float = 0.0
+    """Seconds of the timeline that the step is longer because messages share links (link_contention.py)."""
 
     @property
     def seconds(self) -> float:
@@ -56,14 +62,14 @@ def lay_out(step: Step, estimate: Estimate | None = None) -> StepLayout:
     """Lay out a step of the operator model, or the parts of an `estimate` of the same plan, with which it then ends."""
     if estimate is None:
         return StepLayout(step, step_rows(step))
-    return lay_out_to(scaled_step(step, estimate), estimate.step_seconds)
+    return lay_out_to(scaled_step(step, estimate), estimate.step_seconds, estimate.parts)
 
 
-def lay_out_to(step: Step, end: float) -> StepLayout:
-    """Lay out a step that takes `end` seconds.
+def lay_out_to(step: Step, end: float, parts: Mapping[str, float] | None = None) -> StepLayout:
+    """Lay out a step that takes `end` seconds, in these parts.
 
     An estimate adds up closed forms of overlaps and bubbles, so a layout of its parts differs by some percent: it is
-    stretched by that, and a note says so.
+    stretched by that, and a note says which parts differ.
     """
     rows = step_rows(step)
     seconds = rows_seconds(rows)
@@ -71,10 +77,33 @@ def lay_out_to(step: Step, end: float) -> StepLayout:
     notes: tuple[str, ...] = ()
     if abs(stretch - 1) > LARGEST_STRETCH:
         notes = (
-            f"Laid out in time, the parts of the estimate take {format_seconds(seconds)}; the timeline is drawn "
-            f"{100 * abs(stretch - 1):.1f}% {'longer' if stretch > 1 else 'shorter'}, to end with the estimate.",
+            f"Laid out in time, the parts of the estimate take {format_seconds(seconds)}{_in_words(step, end, parts)}; "
+            f"the timeline is drawn {100 * abs(stretch - 1):.1f}% {'longer' if stretch > 1 else 'shorter'}, to end "
+            "with the estimate.",
         )
     return StepLayout(step, rows, stretch, notes)
+
+
+def layout_differences(step: Step, parts: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that each part of a step takes longer in its layout than in an estimate, the largest first.
+
+    `step` has the parts of the estimate as far as both count them; the clock of its schedule gives its bubble, and the
+    lanes of a rank what stays exposed of its messages.
+    """
+    own, _ = step.parts()
+    more = {part: own.get(part, 0.0) - parts.get(part, 0.0) for part in {*own, *parts}}
+    return dict(sorted(more.items(), key=lambda item: (-abs(item[1]), item[0])))
+
+
+def _in_words(step: Step, end: float, parts: Mapping[str, float] | None) -> str:
+    """` (bubble +1.20 s, communication -20.0 ms)`: what the layout changes by more than is left without a note."""
+    differences = layout_differences(step, parts) if parts else {}
+    words = [
+        f"{part} {'+' if s > 0 else '-'}{format_seconds(abs(s))}"
+        for part, s in differences.items()
+        if abs(s) > LARGEST_STRETCH * end
+    ]
+    return f" ({', '.join(words)})" if words else ""
 
 
 def simulate_step(
@@ -109,11 +138,16 @@ def unfolded(timeline: Timeline) -> Timeline:
 def step_rows(step: Step) -> list[list[Row]]:
     """The spans of a rank of each pipeline stage."""
     if step.pipeline is not None:
-        passes = _pipeline_rows(step.pipeline)
+        passes = pass_rows(step.pipeline, step.pipeline.times())
         if step.pipeline.never_drains:
             return passes  # the tails are among the passes
         return [rows + _stage_tail(step, rank, rows) for rank, rows in enumerate(passes)]
-    lanes, m = Lanes(step.cluster.overlap), step.plan.micro
+    return [sequence_rows(step)]
+
+
+def sequence_rows(step: Step, flows: MessageFlows | None = None) -> list[Row]:
+    """The spans of a rank without a pipeline. With `flows`, a layer's messages share links with those in flight."""
+    lanes, m = Lanes(step.cluster.overlap, flows=flows), step.plan.micro
     for micro in range(m):
         _micro_batch(
             lanes, step, reduces=step.reduces_every_micro_batch or micro == m - 1, label=f" m{micro}" * (m > 1)
@@ -121,7 +155,7 @@ def step_rows(step: Step) -> list[list[Row]]:
         if step.reduces_every_micro_batch:
             lanes.join()
         lanes.compute("communication units", step.sharded_units)
-    return [_tail(lanes, step.tails[0])]
+    return tail_rows(lanes, step.tails[0])
 
 
 def _micro_batch(lanes: Lanes, step: Step, *, reduces: bool, label: str) -> None:
@@ -138,7 +172,7 @@ def _micro_batch(lanes: Lanes, step: Step, *, reduces: bool, label: str) -> None
         if forward_ahead and i + 1 < len(layers):
             lanes.send(layers[i + 1][2][0])
         lanes.compute(f"forward {name}", time.forward)
-        lanes.block(f"messages of {name}", comm.forward)
+        lanes.block(f"messages of {name}", comm.forward, (i, 0))
     for i, (time, comm, (gather, reduce)) in reversed(list(enumerate(layers))):
         name = f"{time.layer.name or '(model)'}{label}"
         # the group of the whole model, which comes with the first layer, is still gathered
@@ -151,15 +185,14 @@ def _micro_batch(lanes: Lanes, step: Step, *, reduces: bool, label: str) -> None
         if i > 1 and backward_ahead:
             lanes.send(layers[i - 1][2][0])
         lanes.compute(f"backward {name}", time.backward)
-        lanes.block(f"messages of {name}", comm.backward)
+        lanes.block(f"messages of {name}", comm.backward, (i, 1))
         if reduces:
             lanes.send(reduce)
 
 
-def _pipeline_rows(pipeline: PipelineCost) -> list[list[Row]]:
+def pass_rows(pipeline: PipelineCost, times: PipelineTimes) -> list[list[Row]]:
     """The actions of every rank, and what it sends to other ranks' stages."""
     rows: list[list[Row]] = [[] for _ in range(pipeline.ranks)]
-    times = pipeline.times()
     for timed in times.actions:
         word = {"F": "forward", "B": "backward", "W": "weights", "U": "update"}[timed.action.kind]
         name = f"{word} stage {timed.action.stage} m{timed.action.micro % pipeline.micros}"
@@ -180,21 +213,21 @@ def _stage_tail(step: Step, rank: int, passes: list[Row]) -> list[Row]:
     assert step.pipeline is not None
     end = step.pipeline.seconds
     own = end if rank == step.slowest else max(row[3] for row in passes if row[0] == "compute")
-    before, after = _around_meeting(step.tails[rank])
-    longest = [sum(p.seconds for p in parts) for parts in _around_meeting(step.tails[step.slowest])]
+    before, after = around_meeting(step.tails[rank])
+    longest = [sum(p.seconds for p in parts) for parts in around_meeting(step.tails[step.slowest])]
     lanes = Lanes(1.0, own)
-    _tail(lanes, before)
+    tail_rows(lanes, before)
     lanes.wait_until(end + longest[0] + min(0.0, longest[1] - sum(p.seconds for p in after)))
-    return _tail(lanes, after)
+    return tail_rows(lanes, after)
 
 
-def _around_meeting(tail: Tail) -> tuple[Tail, Tail]:
+def around_meeting(tail: Tail) -> tuple[Tail, Tail]:
     """The parts of a tail before all ranks agree on the loss, and from then on."""
     meeting = next((i for i, part in enumerate(tail) if part.part == "overhead"), len(tail))
     return tail[:meeting], tail[meeting:]
 
 
-def _tail(lanes: Lanes, tail: Tail) -> list[Row]:
+def tail_rows(lanes: Lanes, tail: Tail) -> list[Row]:
     """After the last backward: one part after the other."""
     lanes.join()
     for part in tail:

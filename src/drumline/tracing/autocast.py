@@ -103,13 +103,19 @@ class _HalfSoftmax(torch.autograd.Function):
 
 
 def _softmax(name: str) -> Callable[..., Any]:
+    operator = getattr(torch.ops.aten, name)
+
     def run(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
         with torch.autocast("cpu", enabled=False):
             if x.dtype in HALF_DTYPES.values() and dtype in (None, torch.float32):
                 return _HalfSoftmax.apply(x.contiguous(), dim, name)  # type: ignore[no-untyped-call]  # torch's own
-            return getattr(torch.ops.aten, name)(x if dtype is None else x.to(dtype), dim, False)
+            return operator(x if dtype is None else x.to(dtype), dim, False)
 
     return run
+
+
+# torch makes a name of an operator in Python when it is first read, which would count as calls of the model
+_CROSS_ENTROPY, _NLL_LOSS = torch.ops.aten.cross_entropy_loss, torch.ops.aten.nll_loss_nd
 
 
 def _cross_entropy(
@@ -122,12 +128,11 @@ def _cross_entropy(
 ) -> Any:
     """Cross entropy as a log-softmax and a selection: as one operator its logits would be cast first."""
     with torch.autocast("cpu", enabled=False):
-        operator = torch.ops.aten.cross_entropy_loss
         if x.dtype not in HALF_DTYPES.values() or target.is_floating_point() or label_smoothing:
-            return operator(_to_fp32(x), _to_fp32(target), weight, reduction, ignore_index, label_smoothing)
+            return _CROSS_ENTROPY(_to_fp32(x), _to_fp32(target), weight, reduction, ignore_index, label_smoothing)
         dim = 0 if x.dim() == 1 else 1
         logs = _HalfSoftmax.apply(x.contiguous(), dim, "_log_softmax")  # type: ignore[no-untyped-call]  # torch's own
-        return torch.ops.aten.nll_loss_nd(logs, target, weight, reduction, ignore_index)
+        return _NLL_LOSS(logs, target, weight, reduction, ignore_index)
 
 
 def _in_fp32(name: str) -> Callable[..., Any]:
