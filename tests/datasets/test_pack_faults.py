@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import resource
 import tempfile
@@ -153,6 +154,19 @@ def test_a_full_disk(source: Path, whole: dict[str, bytes], tmp_path: Path, monk
     assert not [p for p in (tmp_path / "dst").iterdir() if p.name.endswith(durable.PARTIAL)]
     report = pack(source, tmp_path / "dst")
     assert report.kept and everything(tmp_path / "dst") == whole
+
+
+def test_shards_are_written_in_whole_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the system can keep them in large pages: each write but the last begins and ends at a multiple."""
+    real, sizes = os.write, []
+    monkeypatch.setattr(durable.os, "write", lambda handle, data: sizes.append(len(data)) or real(handle, data))
+    parts = [bytes([k]) * (1000 * k + 7) for k in range(1, 120)]
+    with durable.DurableFile(tmp_path / "file") as f:
+        for part in parts:
+            f.write(part)
+    assert (tmp_path / "file").read_bytes() == b"".join(parts) and f.position == sum(sizes)
+    assert f.digest.hexdigest() == hashlib.sha256(b"".join(parts)).hexdigest()
+    assert len(sizes) > 3 and not any(n % durable._PIECE for n in sizes[:-1])
 
 
 def limited(source: Path, folder: Path) -> str:
