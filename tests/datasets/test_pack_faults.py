@@ -152,8 +152,11 @@ def test_a_full_disk(source: Path, whole: dict[str, bytes], tmp_path: Path, monk
     assert caught.value.exit_code == 2
     monkeypatch.undo()
     assert not [p for p in (tmp_path / "dst").iterdir() if p.name.endswith(durable.PARTIAL)]
+    with pytest.raises(InputError, match="is not finished") as unfinished:
+        dl.PackedDataset(tmp_path / "dst")
     report = pack(source, tmp_path / "dst")
     assert report.kept and everything(tmp_path / "dst") == whole
+    assert unfinished.value.rule.startswith(f"{report.kept} shard")
 
 
 def test_shards_are_written_in_whole_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
