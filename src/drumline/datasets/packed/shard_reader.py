@@ -186,10 +186,8 @@ def _copy_units(
 ) -> None:
     """Copy ranges of whole units: one call for each shard, whatever its ranges."""
     unit = out.shape[1]
-    if len(out) == len(count) and count.all():  # a unit each
-        ends, units = range(1, len(out) + 1), start
-    else:
-        ends = np.cumsum(count)
+    ends, units = np.cumsum(count), start
+    if len(out) != len(count) or not count.all():  # not a unit each
         units = np.repeat(start - (ends - count), count) + np.arange(len(out))
     at = 0
     for file, (_, last) in zip(files, parts, strict=True):
