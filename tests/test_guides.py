@@ -23,13 +23,22 @@ GUIDES = [
     "simulate-steps.md",
     "data.md",
     "notebooks.md",
+    "communicator.md",
+    "pipelines.md",
 ]
+ON_FOUR_RANKS = ["bench.md", "mpi.md"]
+"""Each rank prints what the comment says."""
+EXECUTED_ELSEWHERE = {
+    **dict.fromkeys(["cost.md", "case-studies.md", "network.md"], "test_cost_pages.py"),
+    "first-hour.md": "test_first_hour.py",
+}
+BLOCK = re.compile(r"```python\n(.*?)```", re.S)
 
 
 def programs() -> list[tuple[str, str]]:
     all_programs = []
     for name in GUIDES:
-        all_programs += [(name, text) for text in re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), re.S)]
+        all_programs += [(name, text) for text in BLOCK.findall((DOCS / name).read_text())]
     return all_programs
 
 
@@ -56,6 +65,29 @@ def test_the_loop_on_two_ranks(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "".join(done.stdout.split()) == "8888", done.stdout  # 8 and 8 of each rank, which write at the same time
+
+
+@pytest.mark.parametrize("name", ON_FOUR_RANKS)
+def test_programs_of_four_ranks(tmp_path: Path, name: str) -> None:
+    (text,) = BLOCK.findall((DOCS / name).read_text())
+    (tmp_path / "script.py").write_text(text)
+    command = [sys.executable, "-m", "drumline", "run", "-n", "4", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (promised,) = re.findall(r"print\(.*\)  # (.*)", text)
+    written = "".join(done.stdout.split())  # the ranks write at the same time, word by word
+    assert sorted(written) == sorted(4 * promised.replace(" ", "")), done.stdout
+
+
+def test_every_python_block_is_executed() -> None:
+    with_blocks = {page.name for page in DOCS.glob("*.md") if BLOCK.search(page.read_text())}
+    assert with_blocks == {*GUIDES, *ON_FOUR_RANKS, *EXECUTED_ELSEWHERE}
+    for page, test in EXECUTED_ELSEWHERE.items():
+        assert page in (Path(__file__).parent / test).read_text(), f"{test} does not read {page}"
+    marked = [
+        page.name for page in DOCS.glob("**/*.md") for mark in ("```py\n", "```Python") if mark in page.read_text()
+    ]
+    assert not marked, "python blocks begin with ```python"
 
 
 def test_links_are_valid() -> None:

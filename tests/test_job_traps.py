@@ -16,7 +16,7 @@ from world import World
 
 import drumline as dl
 from drumline.comm.environment import disconnect
-from drumline.core.errors import JobError, PlanError
+from drumline.core.errors import JobError, PlanError, StoppedByGuard
 from drumline.datasets import Stream, load_data
 from drumline.loop.profile import profile
 from drumline.loop.verify import verify
@@ -329,6 +329,14 @@ def test_a_loss_that_is_no_mean_over_samples() -> None:
     assert explain(small_jobs.make("masked")) == ""  # (sum, weight)
     assert explain(small_jobs.make("gpt")) == ""
     assert explain(small_jobs.make("cnn")) == ""  # BatchNorm: in evaluation samples do not affect each other
+
+
+def test_a_part_whose_targets_are_all_ignored() -> None:
+    """Its mean is 0 / 0: the step is refused, and the message says why before it offers to skip the step."""
+    ignored = [(torch.randn(6), -100 if i % 8 < 7 else 1) for i in range(16)]
+    job = small_jobs.make("mlp", data=lambda: ignored, loss=F.cross_entropy, batch_size=4)
+    with pytest.raises(StoppedByGuard, match=r"nan(.|\n)*try: .*ignore_index(.|\n)*return \(sum, weight\)"):
+        verify(job, "dp=1,micro=2", steps=2)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
 import resource
 import tempfile
@@ -151,8 +152,24 @@ def test_a_full_disk(source: Path, whole: dict[str, bytes], tmp_path: Path, monk
     assert caught.value.exit_code == 2
     monkeypatch.undo()
     assert not [p for p in (tmp_path / "dst").iterdir() if p.name.endswith(durable.PARTIAL)]
+    with pytest.raises(InputError, match="is not finished") as unfinished:
+        dl.PackedDataset(tmp_path / "dst")
     report = pack(source, tmp_path / "dst")
     assert report.kept and everything(tmp_path / "dst") == whole
+    assert unfinished.value.rule.startswith(f"{report.kept} shard")
+
+
+def test_shards_are_written_in_whole_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the system can keep them in large pages: each write but the last begins and ends at a multiple."""
+    real, sizes = os.write, []
+    monkeypatch.setattr(durable.os, "write", lambda handle, data: sizes.append(len(data)) or real(handle, data))
+    parts = [bytes([k]) * (1000 * k + 7) for k in range(1, 120)]
+    with durable.DurableFile(tmp_path / "file") as f:
+        for part in parts:
+            f.write(part)
+    assert (tmp_path / "file").read_bytes() == b"".join(parts) and f.position == sum(sizes)
+    assert f.digest.hexdigest() == hashlib.sha256(b"".join(parts)).hexdigest()
+    assert len(sizes) > 3 and not any(n % durable._PIECE for n in sizes[:-1])
 
 
 def limited(source: Path, folder: Path) -> str:

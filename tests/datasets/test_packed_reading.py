@@ -23,6 +23,8 @@ import drumline as dl
 from drumline.core.errors import CorruptFile, InputError, JobError
 from drumline.datasets import Loader, RankBatch, Stream
 from drumline.datasets.packed import shard_reader
+from drumline.datasets.packed.checksum import checksum
+from drumline.datasets.packed.layout import PackedShard
 from drumline.datasets.packed.shard_order import shard_order
 from drumline.torchkit.data_workers import without_sigchld_handler
 
@@ -159,6 +161,26 @@ def test_images(tmp_path: Path) -> None:
     dl.pack(tmp_path / "src", tmp_path / "dst", workers=1)
     pixels, label = dl.PackedDataset(tmp_path / "dst")[0]
     assert pixels.shape == (3, 4, 5) and pixels[:, 2, 2].tolist() == [255, 0, 9] and label == 0
+
+
+@pytest.mark.parametrize("sizes", [[64] * 12, [512, 1536, 512, 0, 1024], [2560] * 9, [7, 600, 1, 512]])
+def test_ranges_of_any_size_are_the_bytes_of_the_shards(tmp_path: Path, sizes: list[int]) -> None:
+    """Whole units, blocks of a tar file, or neither: in two shards, with a part of the ranges left out."""
+    bytes_of = [np.random.default_rng(k).integers(0, 256, sum(sizes) + 100, dtype=np.uint8) for k in range(2)]
+    shards = []
+    for k, data in enumerate(bytes_of):
+        (tmp_path / f"shard-{k:05d}.tar").write_bytes(data.tobytes())
+        shards.append(PackedShard(f"shard-{k:05d}.tar", len(data), "", len(sizes)))
+    starts = [0, *np.cumsum(sizes).tolist()]
+    ranges = [(k, starts[i], sizes[i]) for k in range(2) for i in range(k, len(sizes), 2)]
+    shard, start, length = (np.array(column, dtype=np.uint64) for column in zip(*ranges, strict=True))
+    wanted = [bytes_of[k][a : a + n] for k, a, n in ranges]
+    sums = np.array([checksum(part) for part in wanted], dtype=np.uint64)
+    reader = shard_reader.ShardReader(tmp_path, tuple(shards))
+    assert reader.read(shard, start, length, sums).tobytes() == np.concatenate(wanted).tobytes()
+    sums[-1] ^= np.uint64(1)
+    with pytest.raises(CorruptFile, match=r"shard-00001.tar is damaged"):
+        reader.read(shard, start, length, sums)
 
 
 # -- damage

@@ -99,4 +99,6 @@ class Stream:
         for part in split_range(len(samples), self.micro):
             if part:
                 own = split_range(len(part), self.dp)[self.index]
-                yield part, [samples[part[i]] for i in own] or [samples[part[0]]], len(own)
+                chosen = own if own else range(1)
+                first = part.start + chosen.start
+                yield part, list(samples[first : first + len(chosen)]), len(own)

@@ -12,7 +12,9 @@ from ...core.errors import InputError
 
 PARTIAL = ".partial"
 """Ending of temporary names. What has it is never read, and removed by the next run."""
-_BUFFER = 2**20
+_PIECE = 2**21
+"""Bytes of one write, at whole multiples of it: the system then keeps the file in pages of this size, which are mapped
+by one entry instead of 512. Where it does not, nothing else changes."""
 
 
 class DurableFile:
@@ -40,14 +42,15 @@ class DurableFile:
         self._waiting.append(data)
         self._bytes_waiting += len(data)
         self.position += len(data)
-        if self._bytes_waiting >= _BUFFER:
-            self._flush()
+        if self._bytes_waiting >= _PIECE:
+            self._flush(self._bytes_waiting // _PIECE * _PIECE)
 
-    def _flush(self) -> None:
+    def _flush(self, size: int) -> None:
+        """Write the first `size` bytes that wait."""
         data = b"".join(self._waiting)
-        self._waiting, self._bytes_waiting = [], 0
-        self.digest.update(data)
-        view = memoryview(data)
+        self._waiting, self._bytes_waiting = [data[size:]], len(data) - size
+        view = memoryview(data)[:size]
+        self.digest.update(view)
         try:
             while view:
                 view = view[os.write(self._handle, view) :]
@@ -57,7 +60,7 @@ class DurableFile:
     def __exit__(self, kind: Any, *_: object) -> None:
         try:
             if kind is None:
-                self._flush()
+                self._flush(self._bytes_waiting)
                 self._publish()
         finally:
             os.close(self._handle)

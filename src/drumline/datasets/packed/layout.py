@@ -124,7 +124,8 @@ def _unfinished(folder: Path) -> InputError:
     if not folder.is_dir():
         return InputError(f"no folder {folder}", rule="a pack is a folder that `drumline pack SRC DST` wrote")
     if (folder / JOURNAL).exists():
-        done = len(list((folder / JOURNAL).glob("*.json")))
+        done = len(list((folder / JOURNAL).glob("[0-9]*.json")))  # next to them lies what they are made from
         fix = "run the same `drumline pack SRC DST` again: it goes on where it stopped"
-        return InputError(f"the pack {folder} is not finished", rule=f"{done} shards are complete so far", fix=fix)
+        rule = f"{done} {'shard is' if done == 1 else 'shards are'} complete"
+        return InputError(f"the pack {folder} is not finished", rule=rule, fix=fix)
     return InputError(f"{folder} is not a pack", rule=f"a pack has the file {INDEX}", fix="drumline pack SRC DST")

@@ -25,6 +25,8 @@ _MOST_OPEN = 256
 """Shards that are open at once."""
 _BLOCK = 512
 """Bytes of a block of a tar file."""
+_MOST_TABLES = 8
+"""Sizes of units that a shard remembers."""
 _COLD_S = 200e-6
 """Seconds per sample above which a disk, not the memory, is reading: then the next batch is asked for ahead."""
 
@@ -35,14 +37,21 @@ class _OpenShard:
 
     descriptor: int
     bytes: np.ndarray
-    blocks: np.ndarray
-    """The same bytes as rows of one block."""
+    tables: dict[int, np.ndarray]
+    """The same bytes as rows of one unit, by its size."""
 
     @classmethod
     def map(cls, handle: int, size: int) -> _OpenShard:
         memory = mmap.mmap(handle, size, prot=mmap.PROT_READ) if size else b""
-        data = np.frombuffer(memory, dtype=np.uint8)
-        return cls(handle, data, data[: size // _BLOCK * _BLOCK].reshape(-1, _BLOCK))
+        return cls(handle, np.frombuffer(memory, dtype=np.uint8), {})
+
+    def table(self, unit: int) -> np.ndarray:
+        """Rows of `unit` bytes, from the first byte on."""
+        if unit not in self.tables:
+            if len(self.tables) >= _MOST_TABLES:
+                self.tables.clear()
+            self.tables[unit] = self.bytes[: len(self.bytes) // unit * unit].reshape(-1, unit)
+        return self.tables[unit]
 
     def close(self, *, own: bool) -> None:
         """Close the descriptor, if this process opened it; the mapping ends with its last user."""
@@ -76,12 +85,13 @@ class ShardReader:
         if int(start.min()) < 0 or int(length.min()) < 0:
             raise self._damaged(int(shard[0]), "its index points before its first byte")
         mapped = [self._mapped(int(shard[first]), end) for (first, _), end in zip(parts, ends, strict=True)]
-        if ((start | length) % _BLOCK).any():
+        unit = _unit(start, length)
+        if unit:
+            _copy_units(mapped, parts, start // unit, length // unit, data.reshape(-1, unit))
+        else:
             for file, (first, last) in zip(mapped, parts, strict=True):
                 for k in range(first, last):
                     data[bounds[k] : bounds[k + 1]] = file.bytes[start[k] : start[k] + length[k]]
-        else:
-            _copy_blocks(mapped, parts, start // _BLOCK, length // _BLOCK, data.reshape(-1, _BLOCK))
         self.is_cold = time.perf_counter() - began > _COLD_S * len(shard)
         self._check(data, shard, start, length, checksum)
         return data
@@ -163,14 +173,24 @@ class ShardReader:
         return self._open[number]
 
 
-def _copy_blocks(
+def _unit(start: np.ndarray, length: np.ndarray) -> int:
+    """Bytes of which all ranges are whole multiples, at whole multiples: a range, or a block of a tar file; or 0."""
+    whole = int(length[0])
+    if whole and (length == whole).all() and not (start % whole).any():
+        return whole
+    return 0 if ((start | length) % _BLOCK).any() else _BLOCK
+
+
+def _copy_units(
     files: list[_OpenShard], parts: list[tuple[int, int]], start: np.ndarray, count: np.ndarray, out: np.ndarray
 ) -> None:
-    """Copy ranges that begin and end at blocks, as in a tar file: one call for each shard, whatever its ranges."""
-    ends = np.cumsum(count)
-    blocks = np.repeat(start - (ends - count), count) + np.arange(len(out))
+    """Copy ranges of whole units: one call for each shard, whatever its ranges."""
+    unit = out.shape[1]
+    ends, units = np.cumsum(count), start
+    if len(out) != len(count) or not count.all():  # not a unit each
+        units = np.repeat(start - (ends - count), count) + np.arange(len(out))
     at = 0
     for file, (_, last) in zip(files, parts, strict=True):
         end = int(ends[last - 1])
-        file.blocks.take(blocks[at:end], axis=0, out=out[at:end], mode="clip")
+        file.table(unit).take(units[at:end], axis=0, out=out[at:end], mode="clip")
         at = end

@@ -15,7 +15,7 @@ from ...datasets.stream import RankBatch
 from ...plans import Plan
 from ..core.agreement import raise_together
 from ..core.engine_core import EngineCore
-from .nonfinite import NonFiniteReport, diagnose
+from .nonfinite import LOSS_ALONE, NonFiniteReport, diagnose
 from .replicas import replica_mismatches
 
 POLICIES = ("stop", "skip")
@@ -101,6 +101,8 @@ class StepGuard:
         kept = "its replica did not apply this step" if alone else "the weights are those before this step"
         rule = f"the loss and the gradients must be finite; {kept}"
         fix = "--on-nonfinite skip, or Guards(nonfinite='skip'), skips such steps"
+        if math.isnan(loss) and LOSS_ALONE in report.where:
+            fix = f"if its targets may all be ignored (ignore_index), return (sum, weight) from the loss; {fix}"
         if self.guards.nonfinite == "skip":
             rule = f"at most patience={self.guards.patience} steps in a row are skipped"
             fix = "a lower learning rate, gradient clipping, or removing the samples named"

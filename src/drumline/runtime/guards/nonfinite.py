@@ -23,6 +23,8 @@ from ..core.engine_core import EngineCore
 from ..state.json_exchange import gather_json
 from .observers import StepObserver, is_corrupt, is_finite
 
+LOSS_ALONE = "the loss is non-finite, all outputs are finite"
+"""Of a rank: the job's loss made the bad number."""
 _NAMED = 3
 """Number of names that an error lists before it counts the rest."""
 
@@ -158,7 +160,7 @@ def _sentence(f: RankObservation) -> str:
     if f.output is not None and not f.weights:
         parts.append(f"the first non-finite output is that of {f.output or 'the model'!r}")
     elif f.loss and not f.weights:
-        parts.append("the loss is non-finite, all outputs are finite")
+        parts.append(LOSS_ALONE)
     if f.gradients and not f.loss and f.output is None:
         parts.append(f"the gradient of {_names(f.gradients)} is non-finite, outputs and loss are finite")
     if f.first_loss and not f.is_bad:
