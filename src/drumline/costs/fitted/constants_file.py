@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field
 from ...core import files
 from ...core.errors import InputError, nearest
 from .constants import MEMORY_CONSTANTS, OLD_NAMES, PRIOR, TIME_CONSTANTS, Constants
+from .host_waits import WaitConstants
 
 SHIPPED = Path(__file__).parents[2] / "clusters" / "catalogue" / "profiles" / "fitted.toml"
 REFERENCE_MATMUL = 0.87
@@ -41,6 +42,8 @@ class FittedConstants:
     origin: str = ""
     error: Positive = 0.5
     """90% of published times are predicted to within this relative error, each with its source left out."""
+    waits: WaitConstants | None = None
+    """Waits of hosts that stand still for their messages, which no plan of the engine has."""
 
     def of(self, chip: str, best: float) -> dict[str, float]:
         """Constants of a chip; an unseen chip gets the shared ones, scaled to its best published matmul."""
