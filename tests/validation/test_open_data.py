@@ -87,7 +87,7 @@ def test_smaller_differences_than_a_tie_say_little_and_larger_ones_much(result: 
 def test_errors_with_the_source_left_out() -> None:
     result = validate(DATA / "published_runs.csv", loso=True)
     loso = result.loso
-    assert sum(g.spearman >= 0.9 for g in result.ranked(loso=True)) >= 5
+    assert sum(g.spearman >= 0.9 for g in result.ranked("source")) >= 5
     assert loso is not None and loso.time is not None and loso.memory is not None
     assert loso.time.median <= 0.05 and loso.time.mean <= 0.08 and loso.time.p90 <= 0.16 and abs(loso.time.bias) <= 0.02
     assert loso.memory.mean <= 0.06

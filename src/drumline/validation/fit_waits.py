@@ -30,7 +30,8 @@ def fit_waits(runs: RunColumns, fitted: FittedConstants) -> WaitConstants | None
 
     centre = np.log([getattr(WaitConstants(), name) for name in NAMES])
     problem = FitProblem(errors, centre, np.full(len(NAMES), WIDTH), np.ones(len(own)))
-    return waits_of(fit(problem, centre))
+    best = waits_of(fit(problem, centre))
+    return WaitConstants(**{name: float(f"{getattr(best, name):.4g}") for name in NAMES})
 
 
 def waits_of(x: Array) -> WaitConstants:

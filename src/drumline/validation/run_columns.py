@@ -169,7 +169,15 @@ def constants_of(runs: RunColumns, fitted: FittedConstants) -> Constants:
 
 def predict_times(runs: RunColumns, constants: Constants, waits: WaitConstants | None = None) -> StepTimes:
     """Step time of every run, by part."""
-    return step_times(runs.models, runs.layouts, runs.machines, constants, waits=waits)
+    full = device_fraction(runs, constants) if waits else 0.0
+    return step_times(runs.models, runs.layouts, runs.machines, constants, waits=waits, full=full)
+
+
+def device_fraction(runs: RunColumns, constants: Constants) -> Array:
+    """Part of the memory of its device that each run is predicted to use on its fullest rank."""
+    kind = float(MEMORY_KINDS.index("smi"))
+    memory = step_memory(runs.models, runs.layouts, constants, kind=kind, context=runs.context)
+    return memory.total / runs.machines.memory
 
 
 def predict_memory(runs: RunColumns, constants: Constants) -> StepMemory:

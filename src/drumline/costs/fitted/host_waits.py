@@ -9,8 +9,10 @@ of these waits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import ConfigDict, Field
 
 from ..plan_columns import Array
 from .inputs import LayoutColumns, MachineColumns
@@ -18,26 +20,31 @@ from .stages import StageSizes
 
 MANY_NODES = 64.0
 """Nodes at which every message waits for a slow one: the largest published sweep. More nodes are priced like these."""
+NEARLY_FULL = 0.9
+"""Fraction of the device's memory, with what the allocator and the framework hold, beyond which every message stalls:
+buffers for it are freed and allocated again, and each of these calls waits for the device."""
 GIGABYTE = 1e9
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitConstants:
     """Constants of the waits; the defaults are orders of magnitude, from which they are fitted."""
 
-    stage_stall: float = 0.1
+    __pydantic_config__ = ConfigDict(extra="forbid")
+    stage_stall: Positive = 0.1
     """Seconds for which a message between stages stops the host on MANY_NODES nodes."""
-    stall_growth: float = 4.0
+    stall_growth: Positive = 4.0
     """On n nodes, (n / MANY_NODES) to this exponent of the messages stall: any slow node stops all others."""
-    tp_wait: float = 1e-3
+    tp_wait: Positive = 1e-3
     """Seconds of the host per layer, micro-batch and tensor-parallel rank, where it cannot run ahead."""
-    tp_hop: float = 1e-4
+    tp_hop: Positive = 1e-4
     """Seconds per layer, micro-batch and rank of tensor-parallel rings through several nodes."""
-    shard_hop: float = 3e-5
+    shard_hop: Positive = 3e-5
     """Seconds per layer and replica of a sharded optimizer, whose rings carry one layer at a time."""
-    all_reduce_stall: float = 0.1
+    all_reduce_stall: Positive = 0.1
     """Seconds per gigabyte of gradients that replicas all-reduce on MANY_NODES nodes, where their rings stall."""
-    shared_network: float = 1e-4
+    shared_network: Positive = 1e-4
     """Seconds per gigabyte and node that the same gradients take longer: larger networks have less for each node."""
 
 
@@ -51,9 +58,17 @@ class HostWaits:
 
 
 def host_waits(
-    layouts: LayoutColumns, machines: MachineColumns, sizes: StageSizes, slot: Array, w: WaitConstants
+    layouts: LayoutColumns,
+    machines: MachineColumns,
+    sizes: StageSizes,
+    slot: Array,
+    w: WaitConstants,
+    full: Array | float = 0.0,
 ) -> HostWaits:
-    """Waits of every layout; `slot` is the compute of the slowest stage for one micro-batch."""
+    """Waits of every layout; `slot` is the compute of the slowest stage for one micro-batch.
+
+    `full` is the part of the device's memory that is in use at the peak.
+    """
     nodes = np.maximum(1.0, layouts.ranks / machines.devices_per_node)
     stalled = np.minimum(1.0, nodes / MANY_NODES) ** w.stall_growth
     held = layouts.host_waits
@@ -68,7 +83,7 @@ def host_waits(
     pieces = w.shard_hop * layers * layouts.dp
     return HostWaits(
         tp=held * (layouts.micro + layouts.pp - 1.0) * longer,
-        pp=held * w.stage_stall * stalled * stage_messages(layouts),
+        pp=held * w.stage_stall * np.where(full > NEARLY_FULL, 1.0, stalled) * stage_messages(layouts),
         dp=held * np.where(layouts.zero >= 1, pieces, np.where((layouts.dp > 1) & (nodes > 1), reduced, 0.0)),
     )
 

@@ -56,8 +56,12 @@ def step_times(
     c: Constants,
     contention: ContentionColumns = FULL_BISECTION,
     waits: WaitConstants | None = None,
+    full: Array | float = 0.0,
 ) -> StepTimes:
-    """Seconds per step of every candidate, by part; `waits` are those of hosts that wait for their messages."""
+    """Seconds per step of every candidate, by part.
+
+    `waits` are those of hosts that wait for their messages, `full` the part of the memory in use there.
+    """
     assert len(SCHEDULES) == len(_BUBBLE)
     sizes = stage_sizes(models, layouts)
     p = layer_seconds(models, layouts, machines, c)
@@ -90,7 +94,7 @@ def step_times(
     sent, dp = _replicas(layouts, t, c, compute, p, sizes)
     slower = c.straggler * np.log2(np.maximum(1.0, layouts.ranks / machines.devices_per_node))
     none = np.zeros_like(slowest)
-    wait = host_waits(layouts, machines, sizes, slowest, waits) if waits else HostWaits(none, none, none)
+    wait = host_waits(layouts, machines, sizes, slowest, waits, full) if waits else HostWaits(none, none, none)
     step = forward + backward + recompute + m * count * (tp + cp + ep) + pipeline + bubble + optimizer + dp
     return StepTimes(
         forward=forward,
