@@ -40,7 +40,7 @@ def waits_of(x: Array) -> WaitConstants:
 
 
 def leave_models_out(runs: RunColumns, fitted: FittedConstants, *, sizes_too: bool = False) -> Array:
-    """Seconds of every run, its waits fitted on runs of other models; with `sizes_too`, of other numbers of ranks as well."""
+    """Seconds of every run, its waits fitted on other models; with `sizes_too`, on other numbers of ranks as well."""
     models, ranks = _models(runs), runs.layouts.ranks
     seconds = np.empty(len(runs))
     for model in np.unique(models):

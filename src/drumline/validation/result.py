@@ -94,8 +94,8 @@ def validate(
 ) -> RunsValidation:
     """Predict every row of a file; with `loso`, also with constants fitted without the source of the row.
 
-    `converge` lets these fits go on until nothing moves. With `lomo`, the waits of hosts are fitted on the file, without
-    the model of the row.
+    `converge` lets these fits go on until nothing moves. With `lomo`, the waits of hosts are fitted on the file,
+    without the model of the row.
     """
     begin = time.perf_counter()
     runs, skipped = read_runs(path)

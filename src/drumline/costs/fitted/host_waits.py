@@ -89,7 +89,7 @@ def host_waits(
 
 
 def stage_messages(layouts: LayoutColumns) -> Array:
-    """Messages of the busiest pipeline rank on the way of a step: inner stages receive and send, forward and backward."""
+    """Messages on the longest way of a step: an inner stage receives and sends, forward and backward."""
     m, pp = layouts.micro * layouts.virtual, layouts.pp
     inner = 4.0 * m + 2.0 * (pp - 2.0)
     return np.where(pp > 2, inner, np.where(pp > 1, 2.0 * m, 0.0))
