@@ -45,7 +45,7 @@ def sources(result: RunsValidation) -> str:
 def groups(result: RunsValidation) -> str:
     """Layouts of one job, ranked with their source left out."""
     lines = ["| job | layouts | spread | rank correlation | regret |", f"| --- |{' ---: |' * 4}"]
-    for g in result.ranked(loso=True):
+    for g in result.ranked("source"):
         lines.append(f"| {g.source}: {g.name} | {g.rows} | {g.spread:.0%} | {g.spearman:.2f} | {g.regret:.1%} |")
     return "\n".join(lines)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import itertools
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def test_errors_on_mixtures_of_experts(result: RunsValidation) -> None:
 
 
 def test_layouts_of_sweeps_that_no_fit_has_seen() -> None:
-    ranked = validate(DATA / "published_runs_bulk.csv").ranked()
+    constants = dataclasses.replace(load_constants(), waits=None, waits_origin="")
+    ranked = validate(DATA / "published_runs_bulk.csv", constants=constants).ranked()
     assert len(ranked) >= 100
     assert np.mean([g.spearman for g in ranked]) >= 0.88 and np.mean([g.regret for g in ranked]) <= 0.10
 
@@ -87,7 +89,7 @@ def test_smaller_differences_than_a_tie_say_little_and_larger_ones_much(result: 
 def test_errors_with_the_source_left_out() -> None:
     result = validate(DATA / "published_runs.csv", loso=True)
     loso = result.loso
-    assert sum(g.spearman >= 0.9 for g in result.ranked(loso=True)) >= 5
+    assert sum(g.spearman >= 0.9 for g in result.ranked("source")) >= 5
     assert loso is not None and loso.time is not None and loso.memory is not None
     assert loso.time.median <= 0.05 and loso.time.mean <= 0.08 and loso.time.p90 <= 0.16 and abs(loso.time.bias) <= 0.02
     assert loso.memory.mean <= 0.06
@@ -102,7 +104,7 @@ def test_converged_fits_without_a_source_are_a_little_worse() -> None:
         overall(relative(predicted, measured))
         for predicted, measured in ((seconds, columns.seconds), (sizes, columns.memory))
     )
-    assert errors is not None and errors.mean < 0.08 and errors.p90 < 0.17
+    assert errors is not None and errors.mean < 0.08 and errors.p90 < 0.16
     assert memory is not None and memory.mean < 0.06
     mixtures = np.array([r.mixture is not None for r in runs])
     few = overall(relative(seconds[mixtures], columns.seconds[mixtures]))

@@ -16,24 +16,30 @@ from .common import print_json
 def validate(
     file: str = typer.Argument(..., metavar="FILE", help="A CSV table of published runs (docs/validate.md)."),
     loso: bool = typer.Option(False, "--loso", help="Also predict each source with profiles fitted on the others."),
+    lomo: bool = typer.Option(False, "--lomo", help="Also fit the waits of hosts on the file, each model left out."),
     converge: bool = typer.Option(False, "--converge", help="With --loso: refit each until nothing moves (minutes)."),
     fit: str = typer.Option(None, "--fit", metavar="OUT", help="Fit profiles on the file; write and use them."),
+    fit_waits: str = typer.Option(
+        None, "--fit-waits", metavar="OUT", help="Fit the waits of hosts on the file; write."
+    ),
     profiles: str = typer.Option(None, "--profiles", help="Profiles to use instead of the built-in ones."),
     picture: str = typer.Option(None, "--picture", metavar="SVG", help="Draw predicted over measured times."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Predict published runs, and report the errors."""
     from ..costs.fitted import load_constants
-    from ..validation.result import fit_file
+    from ..validation.result import fit_file, fit_waits_on
     from ..validation.result import validate as run
 
     if _has_collectives(file):
-        if fit or profiles or picture:
-            raise InputError("--fit, --profiles or --picture", rule="they apply to published runs only")
+        if fit or fit_waits or profiles or picture or lomo:
+            raise InputError(
+                "--fit, --fit-waits, --profiles, --picture or --lomo", rule="they apply to published runs only"
+            )
         _validate_collectives(file, loso=loso, as_json=as_json)
         return
-    if fit and profiles:
-        raise InputError("--fit and --profiles", rule="profiles are either fitted or given")
+    if sum(map(bool, (fit, fit_waits, profiles))) > 1:
+        raise InputError("--fit, --fit-waits and --profiles", rule="profiles are either fitted or given")
     if picture and not picture.endswith(".svg"):
         raise InputError(f"--picture {picture}", rule="a name that ends in .svg")
     if converge and not loso:
@@ -42,7 +48,11 @@ def validate(
     if fit:
         used = fit_file(file)
         used.save(fit, f"drumline validate {file} --fit {fit}")
-    result = run(file, loso=loso, constants=used, converge=converge)
+    if fit_waits:
+        used = fit_waits_on(file)
+        before = f"drumline validate RUNS --fit {fit_waits}"
+        used.save(fit_waits, f"{before}, then drumline validate {file} --fit-waits {fit_waits}")
+    result = run(file, loso=loso, lomo=lomo, constants=used, converge=converge)
     if picture:
         from ..validation.scatter_plot import scatter
 
@@ -55,7 +65,7 @@ def validate(
 
     out = console()
     print_validation(result, out)
-    for what, path in (("profiles", fit), ("picture", picture)):
+    for what, path in (("profiles", fit or fit_waits), ("picture", picture)):
         if path:
             out.print(f"{what}: {path}")
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..costs.fitted.constants import MEMORY_CONSTANTS, TIME_CONSTANTS, Constants
 from ..costs.fitted.constants_file import FittedConstants
+from ..costs.fitted.host_waits import WaitConstants
 from ..costs.fitted.inputs import LayoutColumns, MachineColumns, ModelColumns, recompute_fractions
 from ..costs.fitted.memory import StepMemory, step_memory
 from ..costs.fitted.step import StepTimes, step_times
@@ -136,6 +137,7 @@ def _layouts(runs: Sequence[PublishedRun]) -> LayoutColumns:
         overlap_parameters=[r.software.overlap_dp for r in runs],
         reduce_scatter=[r.software.overlap_dp for r in runs],
         reduce_every_micro_batch=0.0,
+        host_waits=[r.software.host_waits for r in runs],
     )
 
 
@@ -165,9 +167,17 @@ def constants_of(runs: RunColumns, fitted: FittedConstants) -> Constants:
     return Constants(**{name: np.array([known[chip][name] for chip in runs.chips]) for name in names})
 
 
-def predict_times(runs: RunColumns, constants: Constants) -> StepTimes:
+def predict_times(runs: RunColumns, constants: Constants, waits: WaitConstants | None = None) -> StepTimes:
     """Step time of every run, by part."""
-    return step_times(runs.models, runs.layouts, runs.machines, constants)
+    full = device_fraction(runs, constants) if waits else 0.0
+    return step_times(runs.models, runs.layouts, runs.machines, constants, waits=waits, full=full)
+
+
+def device_fraction(runs: RunColumns, constants: Constants) -> Array:
+    """Part of the memory of its device that each run is predicted to use on its fullest rank."""
+    kind = float(MEMORY_KINDS.index("smi"))
+    memory = step_memory(runs.models, runs.layouts, constants, kind=kind, context=runs.context)
+    return memory.total / runs.machines.memory
 
 
 def predict_memory(runs: RunColumns, constants: Constants) -> StepMemory:
@@ -180,4 +190,4 @@ def predict_memory(runs: RunColumns, constants: Constants) -> StepMemory:
 def predict(runs: RunColumns, fitted: FittedConstants) -> tuple[Array, Array]:
     """(seconds, bytes) of every run."""
     constants = constants_of(runs, fitted)
-    return predict_times(runs, constants).total, predict_memory(runs, constants).total
+    return predict_times(runs, constants, fitted.waits).total, predict_memory(runs, constants).total

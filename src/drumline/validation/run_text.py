@@ -34,6 +34,7 @@ class RunSoftware:
     overlap_dp: bool
     overlap_tp: bool
     overlap_ep: bool
+    host_waits: bool
 
 
 def parse_precision(text: str) -> str | None:
@@ -127,6 +128,7 @@ def infer_software(
     )
     flat_buffers = "deepspeed" in f"{zero_text} {schedule}".lower() and year < _OVERLAP_SINCE
     eager = fsdp or (modern and not hand_fused)
+    compiled = "compile" in low or "xla" in remarks
     sharded_optimizer = "distributed optimizer" in zero_text.lower() and year >= _OVERLAP_SINCE
     wide = "fp32 grad" in low or (precision in ("bf16", "fp8") and "pure" not in low)
     overlap_dp = not no_overlap and (
@@ -137,7 +139,7 @@ def infer_software(
         fp8=precision == "fp8",
         fused_attention="flash" in remarks or modern,
         portable_attention=eager and "xla" not in remarks,
-        elementwise_fusion=2 if "compile" in low or "xla" in remarks else 1 if eager else 0,
+        elementwise_fusion=2 if compiled else 1 if eager else 0,
         gradient_bytes=4.0 if wide or precision in ("fp32", "tf32") else 2.0,
         master_weights=precision in ("bf16", "fp16", "fp8") and "pure" not in low and not fsdp,
         fused_accumulation=year >= _FUSED_ACCUMULATION_SINCE
@@ -148,4 +150,5 @@ def infer_software(
         overlap_dp=overlap_dp,
         overlap_tp=not no_overlap and (sharded_optimizer or "async tp" in remarks or "async tp" in low),
         overlap_ep=(overlap_dp and year >= OVERLAP_EP_SINCE) or "dualpipe" in remarks,
+        host_waits=eager and not fsdp and not compiled and zero < 3,
     )

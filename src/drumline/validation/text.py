@@ -25,10 +25,13 @@ def print_validation(result: RunsValidation, out: Console) -> None:
     out.print(_folded(summary, out.width, indent="") + "\n")
     _scores("Step time, with the given constants", result.in_sample.times, result.in_sample.time, out)
     _scores("Memory, with the given constants", result.in_sample.memories, result.in_sample.memory, out)
-    _ranking(result, out, loso=False)
+    _ranking(result, out)
     if result.loso is not None:
         _left_out(result.loso, out)
-        _ranking(result, out, loso=True)
+        _ranking(result, out, "source")
+    if result.lomo is not None:
+        _scores("Step time, waits fitted without the model", result.lomo.times, result.lomo.time, out)
+        _ranking(result, out, "model")
     if result.skipped:
         _skipped(result, out)
     origin = f"constants: {result.constants.origin or 'given'}; {result.duration:.1f} s"
@@ -79,12 +82,12 @@ def _percent(x: float) -> str:
     return f"{x:.1%}"
 
 
-def _ranking(result: RunsValidation, out: Console, *, loso: bool) -> None:
-    ranked = result.ranked(loso=loso)
+def _ranking(result: RunsValidation, out: Console, left_out: str = "") -> None:
+    ranked = result.ranked(left_out)
     if not ranked:
         return
     rule = f"{MIN_LAYOUTS} or more, spread over {MIN_SPREAD:.0%}"
-    out.print(Text("Ranking of layouts" + (", its source left out" if loso else ""), style="bold"))
+    out.print(Text("Ranking of layouts" + (f", its {left_out} left out" if left_out else ""), style="bold"))
     out.print(f"({rule})")
     for g in ranked:
         ranks = f"{g.rows} layouts, rank correlation {g.spearman:.2f}, regret {g.regret:.1%}"
@@ -93,9 +96,15 @@ def _ranking(result: RunsValidation, out: Console, *, loso: bool) -> None:
         else:
             out.print(_cut(g.source, out.width))
             out.print(_folded(f"{g.name}: {ranks}", out.width))
-    mean = sum(g.spearman for g in ranked) / len(ranked)
-    regret = sum(g.regret for g in ranked) / len(ranked)
-    out.print(_folded(f"mean rank correlation {mean:.2f}, mean regret {regret:.1%}", out.width, indent="") + "\n")
+    for source in (*dict.fromkeys(g.source for g in ranked), ""):
+        own = [g for g in ranked if source in ("", g.source)]
+        if len(own) == len(ranked) and source:
+            continue
+        mean, regret = (sum(getattr(g, key) for g in own) / len(own) for key in ("spearman", "regret"))
+        whose = f"{_cut(source, min(36, out.width))}: " if source else ""
+        line = f"{whose}mean rank correlation {mean:.2f}, mean regret {regret:.1%}"
+        out.print(_folded(line, out.width, indent=""))
+    out.print("")
 
 
 def _skipped(result: RunsValidation, out: Console) -> None:

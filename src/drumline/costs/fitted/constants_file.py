@@ -13,11 +13,11 @@ from pydantic import ConfigDict, Field
 from ...core import files
 from ...core.errors import InputError, nearest
 from .constants import MEMORY_CONSTANTS, OLD_NAMES, PRIOR, TIME_CONSTANTS, Constants
+from .host_waits import Positive, WaitConstants
 
 SHIPPED = Path(__file__).parents[2] / "clusters" / "catalogue" / "profiles" / "fitted.toml"
 REFERENCE_MATMUL = 0.87
 """Fraction of peak of the best published matmul that the shared `matmul` constant refers to."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class FittedConstants:
     origin: str = ""
     error: Positive = 0.5
     """90% of published times are predicted to within this relative error, each with its source left out."""
+    waits: WaitConstants | None = None
+    """Waits of hosts that stand still for their messages, which no plan of the engine has."""
+    waits_origin: str = ""
 
     def of(self, chip: str, best: float) -> dict[str, float]:
         """Constants of a chip; an unseen chip gets the shared ones, scaled to its best published matmul."""

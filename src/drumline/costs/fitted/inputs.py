@@ -194,6 +194,13 @@ class LayoutColumns(Columns):
     """1 where a sharded optimizer reduce-scatters gradients, 0 where it all-reduces them."""
     reduce_every_micro_batch: Array
     """1 where gradients are reduced in every micro-batch, 0 where once per step."""
+    host_waits: Array
+    """1 where the thread that launches kernels also waits for messages; 0 unless given."""
+
+    @classmethod
+    def complete(cls, columns: dict[str, object]) -> dict[str, object]:
+        """Hosts that wait are the exception."""
+        return {"host_waits": 0.0, **columns}
 
     @property
     def ranks(self) -> Array:

@@ -10,6 +10,7 @@ from ..plan_columns import SCHEDULES, Array
 from .compute import LayerSeconds, layer_seconds
 from .constants import Constants
 from .contention import FULL_BISECTION, ContentionColumns
+from .host_waits import HostWaits, WaitConstants, host_waits
 from .inputs import LayoutColumns, MachineColumns, ModelColumns
 from .stages import StageSizes, stage_sizes
 from .traffic import StepTraffic, step_traffic
@@ -54,8 +55,13 @@ def step_times(
     machines: MachineColumns,
     c: Constants,
     contention: ContentionColumns = FULL_BISECTION,
+    waits: WaitConstants | None = None,
+    full: Array | float = 0.0,
 ) -> StepTimes:
-    """Seconds per step of every candidate, by part."""
+    """Seconds per step of every candidate, by part.
+
+    `waits` are those of hosts that wait for their messages, `full` the part of the memory in use there.
+    """
     assert len(SCHEDULES) == len(_BUBBLE)
     sizes = stage_sizes(models, layouts)
     p = layer_seconds(models, layouts, machines, c)
@@ -87,16 +93,18 @@ def step_times(
     optimizer = _update(layouts, machines, c, sizes)
     sent, dp = _replicas(layouts, t, c, compute, p, sizes)
     slower = c.straggler * np.log2(np.maximum(1.0, layouts.ranks / machines.devices_per_node))
+    none = np.zeros_like(slowest)
+    wait = host_waits(layouts, machines, sizes, slowest, waits, full) if waits else HostWaits(none, none, none)
     step = forward + backward + recompute + m * count * (tp + cp + ep) + pipeline + bubble + optimizer + dp
     return StepTimes(
         forward=forward,
         backward=backward,
         recompute=recompute,
-        tp=m * count * tp,
+        tp=m * count * tp + wait.tp,
         cp=m * count * cp,
         ep=m * count * ep,
-        pp=pipeline,
-        dp=dp,
+        pp=pipeline + wait.pp,
+        dp=dp + wait.dp,
         bubble=bubble,
         optimizer=optimizer,
         overhead=c.step_overhead + slower * step,
