@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +33,23 @@ def module_name(path: Path, source: Path = SOURCE) -> str:
 
 def imports(path: Path, source: Path = SOURCE) -> list[Import]:
     """Every import in a file. `from package import name` gives package.name if that is a module of ours."""
+    return _imports(path.read_text(), path, source)
+
+
+@functools.cache
+def _imports(text: str, path: Path, source: Path) -> list[Import]:
+    """Read once as long as the text is the same: several rules look at every file."""
     package = ["drumline", *path.relative_to(source).parent.parts]
-    tree = ast.parse(path.read_text())
+    kinds = (ast.Import, ast.ImportFrom, *([ast.If] if "TYPE_CHECKING" in text else []))
+    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
     typing_only = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         for inner in ast.walk(node)
     }
     result = []
-    for node in ast.walk(tree):
+    for node in nodes:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -94,6 +94,8 @@ def test_docstrings_that_begin_with_what_are_found(code: str, where: list[str]) 
 def what_docstrings(text: str, path: Path) -> list[str]:
     """Modules, classes and functions of a file whose docstring begins with "What"."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    if "What " not in text:
+        return []
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
     names = [getattr(node, "name", "module") for node in nodes if (ast.get_docstring(node) or "").startswith("What ")]
     return [f"{path}: {name}" for name in names]
@@ -358,20 +360,26 @@ def defined_names(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
-        if isinstance(node, ast.Module | ast.ClassDef):
-            names |= {n.id for child in node.body for n in ast.walk(child) if _is_stored(n) and isinstance(n, ast.Name)}
-        if isinstance(node, ast.Attribute) and _is_stored(node) and ast.unparse(node.value) in ("self", "cls"):
+        elif isinstance(node, ast.Name) and _is_stored(node):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and _is_stored(node) and _name_of(node.value) in ("self", "cls"):
             names.add(node.attr)
     return names
 
 
 def foreign_attributes(tree: ast.Module, defined: set[str]) -> list[str]:
     """Attributes with one leading underscore that are not defined, also those named by a string."""
-    names = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    names = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+        if isinstance(node, ast.Attribute):
+            names.append(node.attr)
+        elif isinstance(node, ast.Call) and _name_of(node.func) in ("getattr", "setattr", "hasattr"):
             names += [argument.value for argument in node.args[1:2] if isinstance(argument, ast.Constant)]
     return sorted({n for n in names if n[:1] == "_" and n[:2] != "__" and n not in defined})
+
+
+def _name_of(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _is_stored(node: ast.AST) -> bool:
@@ -419,9 +427,10 @@ def _torch_path(node: ast.AST, aliases: dict[str, str]) -> str:
 
 def _named_by_string(call: ast.Call, aliases: dict[str, str]) -> str:
     """`getattr(torch.x, "_y")` and `import_module("torch._x")`."""
-    function, last = ast.unparse(call.func).split(".")[-1], call.args[min(1, len(call.args) - 1)]
+    last = call.args[min(1, len(call.args) - 1)]
     if not isinstance(last, ast.Constant) or not isinstance(last.value, str):
         return ""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else _name_of(call.func)
     if function in ("getattr", "setattr", "hasattr"):
         base = _torch_path(call.args[0], aliases)
         return f"{base}.{last.value}" if base else ""

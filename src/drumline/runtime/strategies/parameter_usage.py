@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -23,9 +24,18 @@ from ...tracing.fake import call_model, fake_batch, fake_mode, fake_model, first
 from ...tracing.layers import layers_of
 from ..state.prebuilt import MissingArgument
 
+_unused: WeakKeyDictionary[Job, bool] = WeakKeyDictionary()
+"""Answers by job: a verification builds two engines of one job."""
+
 
 def has_unused_parameters(job: Job) -> bool:
     """True when a fake step leaves a parameter without a gradient, or cannot be run (then anything may happen)."""
+    if job not in _unused:
+        _unused[job] = _leaves_unused(job)
+    return _unused[job]
+
+
+def _leaves_unused(job: Job) -> bool:
     if isinstance(job.loss, MissingArgument):  # the user's own loop has the loss
         return True
     mode = fake_mode()

@@ -12,8 +12,7 @@ from ...partition.sharding.layout import Split
 from ...tracing.fake import dtype_of
 from ..engine import Engine
 from .activations import ActivationRecorder, Key
-
-_TYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+from .parcels import gather_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,46 +53,18 @@ def gather(
     `present` says in which micro-batches this rank has samples; it sends nothing of the others.
     """
     strategy = engine.strategy
-    counts = [torch.zeros(1, dtype=torch.long) for _ in range(engine.ranks)]
     if strategy.output_order is not None:
         keys = [(module, i, call, k) for i in range(len(present)) for module, call, k in strategy.output_order]
     else:
         keys = list(mine)
+        counts = [torch.zeros(1, dtype=torch.long) for _ in range(engine.ranks)]
         dist.all_gather(counts, torch.tensor([len(mine)]))
         if any(int(c) != len(mine) for c in counts):
             return {}  # the ranks ran different modules: their outputs cannot be matched
     whole = {key: strategy.whole_output(t, splits[key]).cpu() for key, t in mine.items()}
     chosen = [k for k, key in enumerate(keys) if strategy.shows_outputs and key in whole and present[key[1]] > 0]
-    dist.all_gather(counts, torch.tensor([len(chosen)]))
-    if engine.rank > 0:
-        for k in chosen:
-            dist.send(torch.tensor([k]), dst=0)
-            _send(whole[keys[k]].contiguous())
-        return {}
-    tensors: dict[int, list[torch.Tensor]] = {k: [whole[keys[k]]] for k in chosen}
-    for r in range(1, engine.ranks):
-        for _ in range(int(counts[r])):
-            which = torch.zeros(1, dtype=torch.long)
-            dist.recv(which, src=r)
-            tensors.setdefault(int(which), []).append(_receive(r))
+    tensors = gather_tensors({k: whole[keys[k]] for k in chosen}, engine.rank, engine.ranks)
     return {keys[k]: tensors[k] for k in sorted(tensors)}
-
-
-def _send(t: torch.Tensor) -> None:
-    head = torch.tensor([_TYPES.index(t.dtype), t.dim(), *t.shape, *([0] * (10 - t.dim()))])
-    dist.send(head, dst=0)
-    if t.numel():
-        dist.send(t, dst=0)
-
-
-def _receive(rank: int) -> torch.Tensor:
-    head = torch.zeros(12, dtype=torch.long)
-    dist.recv(head, src=rank)
-    kind, dims, *shape = head.tolist()
-    t = torch.empty(shape[:dims], dtype=_TYPES[kind])
-    if t.numel():
-        dist.recv(t, src=rank)
-    return t
 
 
 def compare_outputs(
