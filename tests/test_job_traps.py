@@ -340,19 +340,25 @@ def test_a_part_whose_targets_are_all_ignored() -> None:
 
 
 @pytest.mark.slow
-def test_verify_shows_the_explanation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [("i % 2 if i % 3 else -100", 4), ("-100 if i % 3 else i % 2", 5)],
+    ids=["some ignored", "all of a rank's part ignored"],
+)
+def test_verify_shows_the_explanation(tmp_path: Path, target: str, code: int) -> None:
+    """Where a part has no target at all, its mean is nan, at which a guard stops; both errors name the way out."""
     import command
 
     (tmp_path / "job.py").write_text(
         "import torch, torch.nn.functional as F, drumline as dl\n"
         "def job():\n"
         "    g = torch.Generator().manual_seed(0)\n"
-        "    data = [(torch.randn(4, generator=g), -100 if i % 3 else i % 2) for i in range(16)]\n"
+        f"    data = [(torch.randn(4, generator=g), {target}) for i in range(16)]\n"
         "    return dl.Job(model=lambda: torch.nn.Linear(4, 2), loss=F.cross_entropy, data=lambda: data, batch_size=8,\n"
         "                  optimizer=lambda p: torch.optim.SGD(p, lr=0.1))\n"
     )
     done = command.here("verify", "job.py", "--plan", "dp=2", "--steps", "2", cwd=tmp_path)
-    assert done.returncode == 4
+    assert done.returncode == code
     assert "return (sum, weight)" in " ".join(done.stderr.split())
 
 
