@@ -91,7 +91,10 @@ PRODUCERS: dict[str, dict[str, tuple[str, str]]] = {
         "after 5 min, or": _HANG,
     },
     "gpu.md": {
-        "at most 10% (worst 20%) for the step, 5%": (_GPU, "within 10% on average and 20% at worst, memory within 5%"),
+        "at most 10% (worst 20%) for the step, and 5%": (
+            _GPU,
+            "within 10% on average and 20% at worst, memory within 5%",
+        ),
         "6% and 20% at worst": (_GPU, "within 6% on average and 20% at worst"),
         "34 us": (_SOURCE + "costs/typical_rates.py", '"forward": 3.4e-5'),
         "within 25%": ("tests/costs/test_typical_rates.py", "WITHIN = 0.25"),
