@@ -1,12 +1,13 @@
 """Memory on one GPU: the dry run's prediction for a plan against the engine's measured peak, for six kinds of jobs.
 
-    python benchmarks/dryrun_gpu.py [--device cuda] [--only gpt,cnn] [--out FILE]
+    python benchmarks/dryrun_gpu.py [--device cuda] [--only gpt,cnn] [--out FILE] [--paste]
 
 All dry runs come first, in the same process; on the device they allocate only what a single operator needs.
 Then the engine runs the same plans, and the peak of allocated memory is read in their third step. Expected: parameters,
 buffers and optimizer state agree to the byte, the peak within 5%. The workspace of libraries (`drumline
 measure` measures it: a few tens of MiB) is not a tensor: it is measured first and shown separately. With `--device cpu`
 the jobs are small, the peak counts live tensors, and what a CPU lacks (offload) or computes slowly (fp16) is left out.
+`--paste` writes the table into docs/log/gpu.md.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import cpu_jobs
 from cpu_jobs import Samples
 from gpt_task import GPT, Size, Tokens, loss_of
+from split_contest.page import paste
 from torch import nn
 
 import drumline as dl
@@ -37,6 +39,7 @@ from drumline.runtime.dry_run.live_memory import LiveMemory, storage_bytes
 from drumline.runtime.engine import Engine, initialize
 from drumline.tracing.op_costs import tensors
 
+PAGE = Path(__file__).parents[1] / "docs" / "log" / "gpu.md"
 BOUND = 0.05
 ALL = ("dp=1", "dp=1,precision=bf16", "dp=1,micro=2", "dp=1,zero=3")
 PLANS = {
@@ -107,6 +110,18 @@ class Row:
         )
 
 
+def table(rows: list[Row]) -> list[str]:
+    """Lines of the page: a row for every plan, and the errors of all."""
+    lines = ["| job | plan | peak | of it libraries | dry run | error |", "|---|---|---:|---:|---:|---:|"]
+    for r in rows:
+        sizes = " | ".join(f"{x / 2**20:.0f} MiB" for x in (r.peak, r.workspace, r.predicted))
+        lines.append(f"| {r.job} | `{r.plan}` | {sizes} | {100 * r.error:+.1f}% |")
+    same, errors = sum(r.states == r.predicted_states for r in rows), [abs(100 * r.error) for r in rows]
+    mean = sum(errors) / len(errors)
+    errors_of_all = f"the error of the peak is {mean:.1f}% on average, {max(errors):.1f}% at worst"
+    return [*lines, "", f"States agree to the byte in {same} of {len(rows)} plans; {errors_of_all}."]
+
+
 def job_of(name: str, device: str) -> dl.Job:
     """Build the job: large on a GPU, small on a CPU."""
     made: dl.Job = LARGE[name]() if device == "cuda" else getattr(cpu_jobs, name)()
@@ -162,6 +177,7 @@ def main() -> int:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--only", default=",".join(PLANS), help="jobs, with commas between them")
     parser.add_argument("--out", type=Path, help="the numbers as JSON")
+    parser.add_argument("--paste", action="store_true", help="write the table into docs/log/gpu.md")
     given = parser.parse_args()
     rows: list[Row] = []
     failed: list[str] = []
@@ -182,8 +198,11 @@ def main() -> int:
     wrong = [r for r in rows if r.states != r.predicted_states or abs(r.error) > BOUND]
     mean, worst = 100 * sum(errors) / len(errors), 100 * max(errors)
     print(f"{len(rows)} plans, mean error {mean:.1f}%, worst {worst:.1f}%; {len(wrong)} missed, {len(failed)} failed")
+    machine = torch.cuda.get_device_name(0) if given.device == "cuda" else "cpu"
+    if given.paste:
+        how = f"{machine}, torch {torch.__version__}; printed by `python benchmarks/dryrun_gpu.py --paste`"
+        paste("dry run", table(rows), how, PAGE)
     if given.out:
-        machine = torch.cuda.get_device_name(0) if given.device == "cuda" else "cpu"
         results = {"machine": machine, "torch": torch.__version__, "rows": [asdict(r) for r in rows], "failed": failed}
         given.out.write_text(json.dumps(results, indent=1))
     return 1 if wrong or failed else 0

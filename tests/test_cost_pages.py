@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = ("cost.md", "case-studies.md", "network.md")
+PAGES = ("cost.md", "case-studies.md", "network.md", "asynchronous.md")
 PUBLISHED = DOCS.parents[1] / "shared" / "data" / "published_collectives.csv"
 
 

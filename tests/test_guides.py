@@ -29,7 +29,7 @@ GUIDES = [
 ON_FOUR_RANKS = ["bench.md", "mpi.md"]
 """Each rank prints what the comment says."""
 EXECUTED_ELSEWHERE = {
-    **dict.fromkeys(["cost.md", "case-studies.md", "network.md"], "test_cost_pages.py"),
+    **dict.fromkeys(["cost.md", "case-studies.md", "network.md", "asynchronous.md"], "test_cost_pages.py"),
     "first-hour.md": "test_first_hour.py",
 }
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,23 @@ def test_the_screen() -> None:
     assert all(f"    {line}\n" in page for line in done.stdout.splitlines()[-5:]), (
         "docs/network.md shows another screen"
     )
+
+
+PAGE = (ROOT / "docs" / "network.md").read_text()
+SHOWN = re.findall(r"^    \$ drumline (.*)\n    \.\.\.\n((?:    .*\n)+)", PAGE, re.M)
+
+
+def test_every_excerpt_of_the_page_is_tested() -> None:
+    assert len(SHOWN) == PAGE.count("\n    ...\n") == 4
+
+
+@pytest.mark.parametrize(("words", "lines"), SHOWN, ids=[words for words, _ in SHOWN])
+def test_the_page_shows_what_its_commands_print(words: str, lines: str) -> None:
+    done = here(*shlex.split(words), COLUMNS="100")
+    assert done.returncode == 0, done.stderr
+    printed = " ".join(done.stdout.split())
+    for line in lines.splitlines():
+        assert " ".join(line.split()) in printed, (line, done.stdout)
 
 
 def test_many_ranks() -> None:

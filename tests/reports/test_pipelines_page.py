@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from drumline.clusters import load
+from drumline.costs.collectives import flops_per_byte
 from drumline.costs.pipeline_clock import idle_seconds
+from drumline.plans import Plan
 from drumline.reports.schedule_text import draw_pipeline, order_rows, orders_table
 from drumline.schedules import ORDERS, pipeline_order, prove_pipeline
 
@@ -47,6 +50,15 @@ def test_the_table_of_unequal_times() -> None:
         f, b, w = map(float, row[0].split(", "))
         orders = (("1f1b", 1), ("interleaved", 2), ("zero-bubble", 1), ("zero-bubble", 2))
         assert row[1:] == [f"{idle_seconds(name, 4, 8, v, f, b, w) / (f + b + w):.2f}" for name, v in orders]
+
+
+def test_the_table_of_exchange_rates() -> None:
+    plans = ("pp=2", "pp=2,precision=bf16", "dp=8,pp=2,precision=bf16")
+    rows = re.findall(r"^\| (dgx-\w+) \| (\d+) \| (\d+) \| (\d+) \|$", PAGE, re.M)
+    assert len(rows) == 3
+    for name, *shown in rows:
+        machines = [load(name).with_devices(Plan.parse(p).ranks) for p in plans]
+        assert shown == [f"{flops_per_byte(Plan.parse(p), c):.0f}" for p, c in zip(plans, machines, strict=True)]
 
 
 def test_the_program_prints_what_it_says() -> None:

@@ -33,10 +33,10 @@ TIE = 0.02
 """Relative difference of two predicted times, or costs, up to which plans are ties and the simplest is proposed.
 
 What a price is off by is mostly common to all plans of one model on one cluster, so a tie is much narrower than the
-stated error. Among 2,024 pairs of published runs that differ in their layout alone, the faster one was predicted for
-55% of the 220 pairs whose predictions differ by less than 2%, hardly better than a coin, and for 70, 75, 80 and 85% at
-2-3, 3-5, 5-10 and 10-20% (docs/planning.md). A larger value proposes simpler plans that are really slower; a smaller
-one, complicated plans for a gain that is not there."""
+stated error. Among pairs of published runs that differ in their layout alone, the faster one is predicted little better
+than by a coin where predictions differ by less, and the more often the more they differ (the table in
+docs/planning.md). A larger value proposes simpler plans that are really slower; a smaller one, complicated plans for a
+gain that is not there."""
 
 
 UNMEASURED_TIE = 0.05

@@ -14,12 +14,12 @@ GPU_RESERVE = 0.1
 """Share of the memory that a GPU has for tensors, kept free unless `--reserve` says otherwise.
 
 Near the limit the allocator frees its cached blocks and asks the driver again in every step, and fragments may be too
-small for the next tensor. In a published sweep of 1,074 runs on H100 with 80 GB (docs/planning.md) all nine runs with
-a peak of 70.8 to 76.9 GB took 3.7 to 9.3 times the predicted step, 6.9 in the median; of the 25 runs with 63.8 to
-69.8 GB 24 took 0.8 to 2.0 times, 1.0 in the median. A tenth of 78.1 GiB puts the limit at 70.3 GiB: between the two
-if the sweep's GB are GiB, which its largest value suggests. If they are 1e9 bytes, slow runs begin at 65.9 GiB and
-16% would be needed. It also covers the error of predicted memory (6% on average). A larger share proposes plans with
-more sharding, more micro-batches or more recomputation; a smaller one, plans that may be slow or run out of memory.
+small for the next tensor. In a published sweep on H100 with 80 GB (the table in docs/planning.md) all runs with a peak
+of 70.8 GB and more took several times the predicted step, and few of those with less. A tenth of 78.1 GiB puts the
+limit at 70.3 GiB: between the two if the sweep's GB are GiB, which its largest value suggests. If they are 1e9 bytes,
+slow runs begin at 65.9 GiB and 16% would be needed. It also covers the error of predicted memory. A larger share
+proposes plans with more sharding, more micro-batches or more recomputation; a smaller one, plans that may be slow or
+run out of memory.
 CPUs have none: the limit of a rank is already a share of its host."""
 
 Reserve = str | float | None
