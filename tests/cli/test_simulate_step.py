@@ -12,6 +12,7 @@ from command import here
 
 import drumline as dl
 from drumline.core.errors import InputError
+from drumline.core.units import format_seconds
 
 GPT = ("simulate", "gpt:1.3b", "--cluster", "dgx-h100", "--plan", "dp=2,tp=2,pp=4,micro=16,precision=bf16")
 
@@ -49,6 +50,14 @@ def test_the_screen_in_forty_columns() -> None:
     assert len(bars) == 4 and all(len(bar) <= 40 for bar in bars)
     done = here(*GPT, "--sweep", "16,32", COLUMNS="40")
     assert all(len(line) <= 40 for line in done.stdout.splitlines()[1:] if "needs" not in line), done.stdout
+
+
+def test_the_screen_has_the_step_of_the_simulation() -> None:
+    """Where messages share links, that is more than the estimate."""
+    shown = here("simulate", "gpt:1.3b", "--plan", "dp=2,pp=4,micro=8,precision=bf16", "--cluster", "dgx-h100").stdout
+    document = asked("simulate", "gpt:1.3b", "--plan", "dp=2,pp=4,micro=8,precision=bf16", "--cluster", "dgx-h100")
+    assert f"step {format_seconds(document['step_seconds'])} " in shown
+    assert f"link contention {format_seconds(document['parts']['link contention'])}" in shown
 
 
 def test_the_document() -> None:

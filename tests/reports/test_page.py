@@ -150,6 +150,12 @@ def test_a_step_off_the_scale_is_marked() -> None:
     assert "longest: step 1, 310 ms" in text
 
 
+def test_a_call_of_the_library_is_shown_as_it_is() -> None:
+    """Only commands of a shell are quoted as such."""
+    call = "drumline.train('job.py', 'dp=2')"
+    assert call in text_of(dataclasses.replace(make_run(), command=(call,)))
+
+
 def test_an_empty_run_has_a_page() -> None:
     run = make_run()
     zero = dataclasses.replace(run.estimate, step_seconds=0.0, parts={}, memory_bytes=0.0, memory_parts={})

@@ -45,6 +45,14 @@ def test_the_order_of_the_page() -> None:
     assert "At most 200 MiB on a rank, of 4.00 GiB." in text and "34.0%, 191 MiB" in text
 
 
+def test_a_step_that_does_not_fit_says_so_at_the_top() -> None:
+    report = make_simulation_report()
+    assert report.estimate is not None and "does not fit" not in text_of(simulation_page(report))
+    full = dataclasses.replace(report.estimate, memory_bytes=2 * report.estimate.memory_limit)
+    text = text_of(simulation_page(dataclasses.replace(report, estimate=full)))
+    assert "8.00 GiB of 4.00 GiB on the fullest rank: does not fit" in text
+
+
 def test_every_picture_has_a_title_a_description_and_a_table() -> None:
     read = Reader(simulation_page(make_simulation_report()))
     pictures = [x for x in read.attributes if x == ("svg", "role", "img")]

@@ -41,6 +41,7 @@ def step_document(replay: Simulation) -> dict[str, Any]:
 
 def print_step(replay: Simulation) -> None:
     """The step of a job."""
+    from ..loop.step_simulation import CONTENTION
     from ..reports.console import console
     from ..reports.plan_text import estimate_lines
     from ..reports.simulation_text import failure_lines, link_lines, memory_lines, path_line, ranks_line, rate_line
@@ -49,7 +50,9 @@ def print_step(replay: Simulation) -> None:
     out, e = console(), replay.estimate
     assert e is not None
     out.print(replay.title)
-    out.print(estimate_lines(e))
+    contention = replay.parts.get(CONTENTION, 0.0)
+    parts = {**e.parts, CONTENTION: contention}
+    out.print(estimate_lines(dataclasses.replace(e, step_seconds=e.step_seconds + contention, parts=parts)))
     rates = rate_line(replay.samples_per_second, replay.tokens_per_second, replay.latency_seconds, replay.mfu)
     if rates:
         out.print(rates)

@@ -102,6 +102,11 @@ def problem_list(problems: Sequence[str]) -> Html:
     return tag("ul", *(tag("li", cut(problem, 300)) for problem in problems[:40]), class_="problems")
 
 
+def _command(words: Sequence[str]) -> str:
+    """A command as typed in a shell; a call of the library, which is one word, as it is."""
+    return words[0] if len(words) == 1 else shlex.join(words)
+
+
 def _headline(run: Run, sections: list[str], problems: Sequence[str]) -> Html:
     digest = f"sha256 {run.digest[:12]}" if run.digest else ""
     facts: list[tuple[str, Html]] = [
@@ -109,7 +114,7 @@ def _headline(run: Run, sections: list[str], problems: Sequence[str]) -> Html:
         ("Job", join(tag("code", cut(run.job, 80)), " ", tag("span", digest, class_="lead"))),
         ("Started", tag("time", _date(run.started), datetime=run.started) if run.started else Html("")),
         ("Machine", cut(run.machine, 160)),
-        ("Command", tag("code", cut(shlex.join(run.command), 400)) if run.command else Html("")),
+        ("Command", tag("code", cut(_command(run.command), 400)) if run.command else Html("")),
     ]
     facts = [(key, value) for key, value in facts if value]
     if problems:

@@ -95,9 +95,9 @@ def _header(report: SimulationReport, sections: Iterable[str]) -> Html:
     if report.activations is not None:
         facts.append(("Stored", f"activations of at most {report.activations:g} micro-batches on a rank"))
     if e is not None:
-        facts.append(
-            ("Memory", f"{format_bytes(e.memory_bytes)} of {format_bytes(e.memory_limit)} on the fullest rank")
-        )
+        verdict = "" if e.fits else ": does not fit"
+        size, limit = format_bytes(e.memory_bytes), format_bytes(e.memory_limit)
+        facts.append(("Memory", f"{size} of {limit} on the fullest rank{verdict}"))
     if report.planned_seconds and abs(report.planned_seconds / report.step_seconds - 1) > 1e-3:
         by = f", by {report.planned_by}" if report.planned_by else ""
         facts.append(("Plan predicts", f"{format_seconds(report.planned_seconds)}{by}"))
