@@ -51,7 +51,9 @@ def test_after_the_training_a_signal_asks_for_nothing(status: RankStatus) -> Non
     status.place("ended")
     for trains in (True, False):
         with handling_early_signals(trains=trains, sets_up=lambda: False):
+            handler = signal.getsignal(signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
+            assert isinstance(handler, EarlySignalHandler) and not handler.asked
 
 
 def start(folder: Path, rank: int) -> tuple[subprocess.Popen[str], dict[int, psutil.Process]]:

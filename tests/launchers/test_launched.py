@@ -98,7 +98,7 @@ PLANS = """
 import os
 import sys
 import drumline as dl
-answer = dl.plan(sys.argv[1], "dgx-h100", devices=8)
+answer = dl.plan(sys.argv[1])
 with open(f"plan-{os.environ['RANK']}", "w") as file:
     file.write(f"{answer.best.plan} {answer.seconds}")
 """
@@ -112,6 +112,22 @@ def test_a_script_plans_once(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / f"plan-{rank}").read_text() for rank in range(2))
     assert first == second and "dp=" in first
+
+
+ALONE = """
+import os
+import drumline as dl
+if os.environ["RANK"] == "0":
+    print(dl.plan("gpt:1.3b", "dgx-h100", devices=8).best.plan)
+"""
+
+
+@pytest.mark.slow
+def test_one_rank_may_ask_about_a_given_cluster_alone(tmp_path: Path) -> None:
+    """Nothing has to be measured, so it waits for no other rank."""
+    (tmp_path / "script.py").write_text(ALONE)
+    done = run([*torchrun(2)[:-2], "script.py"], tmp_path)
+    assert done.returncode == 0 and "dp=" in done.stdout, done.stderr
 
 
 @pytest.mark.slow

@@ -38,6 +38,23 @@ def joins_ranks(verb: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
+def joins_ranks_to_measure(verb: Callable[P, R]) -> Callable[P, R]:
+    """Join the ranks as `joins_ranks` does where no cluster is given, because all of them measure it.
+
+    A question about a given cluster needs no ranks: one rank may ask it alone.
+    """
+    joined = joins_ranks(verb)
+
+    @functools.wraps(verb)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        from ..core.rank_info import is_launched
+
+        alone = not is_launched() or inspect.signature(verb).bind(*args, **kwargs).arguments.get("cluster") is not None
+        return (verb if alone else joined)(*args, **kwargs)
+
+    return run
+
+
 def _run_joined(verb: Callable[..., R], bound: inspect.BoundArguments) -> R:
     """Join the ranks, and lead or follow them through the verb; a signal before its training ends all of them."""
     from ..launchers.choice import join_ranks

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..core.errors import InputError, PlanError
 from .callbacks import Notify, Progress, ignore_progress, log_note
 from .corrections import Machines, load_machines
-from .external_ranks import joins_ranks
+from .external_ranks import joins_ranks_to_measure
 from .finalists import FinalistDryRuns
 from .inputs import is_job, load_job, load_plan, load_profile, profile_in_precision, with_step_times
 from .main_guard import refuse_while_loading
@@ -77,7 +77,7 @@ class PlanSearch:
         return [(c.plan, self.estimates[str(c.plan)]) for c in self.answer.candidates]
 
 
-@joins_ranks
+@joins_ranks_to_measure
 def plan(
     job: ModelInput,
     cluster: ClusterInput = None,
@@ -109,8 +109,8 @@ def plan(
     on fake tensors and drops those that fail. `slow` (`{3: 4.0}`: rank 3 takes four times as long) and `jitter`
     (standard deviation of step times over their mean) describe ranks that differ; `allow_stale` also offers plans whose
     replicas do not wait for each other, which are approximate. `page` is a file, or a folder, for an HTML page about
-    the answer. Raises `DoesNotFit` if no plan fits. Under torchrun, srun or mpiexec every rank calls this, and gets the
-    same answer, by default for as many devices as there are ranks.
+    the answer. Raises `DoesNotFit` if no plan fits. Without a cluster, under torchrun, srun or mpiexec,
+    every rank calls this: they measure together, and get the same answer for as many devices as there are ranks.
     """
     question = ask(
         job,
