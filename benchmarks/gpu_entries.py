@@ -1,18 +1,21 @@
-"""Host time of a forward on a GPU, split into operators, views, Python functions and attention.
+"""Host time of a forward and a backward on a GPU, split into kinds of operators, views and Python functions.
 
-    python benchmarks/gpu_entries.py [--turns 22] [--device cuda]
+    python benchmarks/gpu_entries.py [--turns 22] [--device cuda] [--keep FILE]
 
 Models of several libraries, so small that the GPU waits for its host, take turns; views, functions and operators of
-their forwards are counted. A least-squares fit of the relative errors, without negative prices, gives the time of each,
-with and without autocast, and its error for each model; operators alone are fitted for comparison. The ratios
-are in `costs.tuning`. Expected before measuring: a view costs less than an operator, a function a tenth of it. It takes
-a minute; models of libraries that are not here are left out, and named.
+their forwards are counted, and operators and parameters of their backwards. A least-squares fit of the relative errors,
+without negative prices, gives the time of each, with and without autocast, and its error for each model; operators
+alone are fitted for comparison. The ratios are in `costs.tuning`. Expected before measuring: a view costs less than an
+operator, a function a tenth of it, the backward of a convolution several operators. At the end the host launches
+recurrent layers of several sizes. It takes a minute; models of libraries that are not here are left out, and named.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
+import json
 import statistics
 import sys
 import time
@@ -20,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,9 +33,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.measurement.in_step_slowdown import AttentionBlock, ResidualBlock
 from drumline.measurement.timing import synchronize
+from drumline.tracing.op_costs import kind_of
 
-WARM, WIDTH, BLOCKS = 3, 64, 6
-PARTS = ("operator", "attention", "cast", "view", "function")
+WARM, WIDTH, BLOCKS, STEPS = 3, 64, 6, 64
+FORWARD = ("operator", "attention", "cast", "view", "function")
+SPLIT = (*FORWARD, "conv", "matmul", "norm")
+BACKWARD = ("operator", "attention", "cast", "view", "conv", "matmul", "norm", "parameter")
+FITS = {
+    "forward": (FORWARD, SPLIT, ("operator", "cast")),
+    "backward": (BACKWARD, ("operator", "attention", "cast", "conv"), ("operator", "cast")),
+}
+"""What is fitted to the seconds of each phase; `conv`, `matmul` and `norm` are beyond another operator."""
 
 
 class OperatorCounter(TorchDispatchMode):
@@ -45,18 +57,20 @@ class OperatorCounter(TorchDispatchMode):
         name = func.overloadpacket.__name__
         view = func.is_view or name in ("_unsafe_view", "detach", "alias")
         self.counts["view" if view else "cast" if name == "_to_copy" else "operator"] += 1
-        self.counts["attention"] += "attention" in name
+        for word in ("attention", "conv", "norm"):
+            self.counts[word] += word in name
+        self.counts["matmul"] += kind_of(name) == "matmul"
         return func(*args, **(kwargs or {}))
 
 
 @dataclass
-class Forward:
-    """A model with its input, the seconds of its forwards and the counts of its operators."""
+class Step:
+    """A model with its input, the seconds of its passes and the counts of their operators."""
 
     model: nn.Module
     given: torch.Tensor
-    times: list[float] = field(default_factory=list)
-    counts: Counter[str] = field(default_factory=Counter)
+    times: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in FITS})
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
 
     def __call__(self, half: bool) -> torch.Tensor:
         with torch.autocast(self.given.device.type, dtype=torch.bfloat16, enabled=half):
@@ -66,12 +80,16 @@ class Forward:
         return loss
 
     def count(self, half: bool) -> None:
-        """Count the dispatched operators of one forward, then the Python functions of another."""
-        with OperatorCounter() as counter:
+        """Count the dispatched operators of a step, then the Python functions of another forward."""
+        with OperatorCounter() as forward:
+            loss = self(half)
+        with OperatorCounter() as backward:
+            loss.backward()
+        backward.counts["parameter"] = sum(p.grad is not None for p in self.model.parameters())
+        with functions(forward.counts):
             self(half)
-        with functions(counter.counts):
-            self(half)
-        self.counts = counter.counts
+        self.model.zero_grad()
+        self.counts = {"forward": forward.counts, "backward": backward.counts}
 
     def take(self, half: bool) -> None:
         """Run one turn: a timed forward, and its backward."""
@@ -80,8 +98,11 @@ class Forward:
         start = time.perf_counter()
         loss = self(half)
         synchronize(kind)
-        self.times.append(time.perf_counter() - start)
+        middle = time.perf_counter()
         loss.backward()
+        synchronize(kind)
+        self.times["forward"].append(middle - start)
+        self.times["backward"].append(time.perf_counter() - middle)
         self.model.zero_grad()
 
 
@@ -160,13 +181,13 @@ def _from_transformers(config: str, name: str, sizes: dict[str, Any]) -> Callabl
     return lambda: _from("transformers", name, config=_from("transformers", config, **sizes)())()
 
 
-def fit(forwards: dict[str, Forward], parts: tuple[str, ...]) -> tuple[dict[str, float], dict[str, float]]:
-    """Fit the microseconds of each part; also returns the relative error by model."""
-    seconds = np.array([statistics.median(f.times) for f in forwards.values()])
-    counts = np.array([[f.counts[p] for p in parts] for f in forwards.values()], dtype=float)
+def fit(steps: dict[str, Step], phase: str, parts: tuple[str, ...]) -> tuple[dict[str, float], dict[str, float]]:
+    """Fit the microseconds of each part of a phase; also returns the relative error by model."""
+    seconds = np.array([statistics.median(s.times[phase]) for s in steps.values()])
+    counts = np.array([[s.counts[phase][p] for p in parts] for s in steps.values()], dtype=float)
     prices = _least_squares(counts / seconds[:, None])
     errors = counts @ prices / seconds - 1
-    return dict(zip(parts, 1e6 * prices, strict=True)), dict(zip(forwards, errors, strict=True))
+    return dict(zip(parts, 1e6 * prices, strict=True)), dict(zip(steps, errors, strict=True))
 
 
 def _least_squares(rows: Any) -> Any:
@@ -182,11 +203,41 @@ def _least_squares(rows: Any) -> Any:
     return prices
 
 
+def recurrent(device: torch.device) -> None:
+    """Print the host's time for a step of a recurrent layer, and the whole time, by its sizes."""
+    for samples, width, layers in itertools.product((16, 128), (256, 512, 1024), (1, 2, 4)):
+        lstm = nn.LSTM(width, width, layers, batch_first=True, device=device)
+        x = torch.randn(samples, STEPS, width, device=device, requires_grad=True)
+        seconds: dict[str, list[float]] = {"forward": [], "backward": []}
+        for _ in range(WARM + 8):
+            synchronize(device.type)
+            for phase in seconds:
+                start = time.perf_counter()
+                if phase == "forward":
+                    loss = lstm(x)[0].sum()
+                else:
+                    loss.backward()
+                launched = time.perf_counter() - start
+                synchronize(device.type)
+                seconds[phase] += [launched, time.perf_counter() - start]
+        shown = {
+            phase: [1e6 * statistics.median(t[2 * WARM :][i::2]) / STEPS for i in (0, 1)]
+            for phase, t in seconds.items()
+        }
+        print(
+            f"LSTM of {layers} layers of {width}, {samples} samples, a step: "
+            + ", ".join(
+                f"{phase} {host:.0f} us launched, {all_:.0f} us in all" for phase, (host, all_) in shown.items()
+            )
+        )
+
+
 def main() -> None:
     """Count, time in turns, and print the fits."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=22, help="forwards of each model that count")
+    parser.add_argument("--turns", type=int, default=22, help="steps of each model that count")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--keep", type=Path, help="a JSON file for all counts and times")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     device = torch.device(options.device)
@@ -196,24 +247,30 @@ def main() -> None:
             made[name] = make().to(device).train(), given
         except ImportError as e:
             print(f"{name} is left out: {e}")
+    kept = {}
     for half in (False, True):
-        forwards = {name: Forward(*pair) for name, pair in made.items()}
-        for forward in forwards.values():
+        steps = {name: Step(*pair) for name, pair in made.items()}
+        for step in steps.values():
             for _ in range(WARM):
-                forward.take(half)
-            forward.times.clear()
-            forward.count(half)
+                step.take(half)
+            step.times = {phase: [] for phase in FITS}
+            step.count(half)
         for _ in range(options.turns):
-            for forward in forwards.values():
-                forward.take(half)
-        print("bf16 autocast" if half else "plain")
-        for parts in (PARTS, ("operator", "cast")):
-            prices, errors = fit(forwards, parts)
-            print("  " + ", ".join(f"{p} {us:.1f} us" for p, us in prices.items()))
-            print(
-                f"    off by {100 * statistics.fmean(map(abs, errors.values())):.1f}% on average: "
-                + ", ".join(f"{n} {100 * e:+.0f}%" for n, e in errors.items())
-            )
+            for step in steps.values():
+                step.take(half)
+        kept["half" if half else "plain"] = {name: [s.counts, s.times] for name, s in steps.items()}
+        for phase, fits in FITS.items():
+            print(f"{phase}, {'bf16 autocast' if half else 'plain'}")
+            for parts in fits:
+                prices, errors = fit(steps, phase, parts)
+                print("  " + ", ".join(f"{p} {us:.1f} us" for p, us in prices.items()))
+                print(
+                    f"    off by {100 * statistics.fmean(map(abs, errors.values())):.1f}% on average: "
+                    + ", ".join(f"{n} {100 * e:+.0f}%" for n, e in errors.items())
+                )
+    if options.keep:
+        options.keep.write_text(json.dumps(kept))
+    recurrent(device)
 
 
 if __name__ == "__main__":

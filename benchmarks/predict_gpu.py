@@ -4,13 +4,15 @@
     python benchmarks/predict_gpu.py page OUT/results.json [--engine FILE ...] [--unseen]     writes docs/gpu.md
     python benchmarks/predict_gpu.py engine FILE                                    only the output of benchmarks/gpu.py
 
-`run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, records its
-prediction, and only then runs it: the median of 20 steps, and the peak of allocated memory. As `drumline train`
-does, it probes how fast the host is now compared with the measurement (half a second) and predicts for that speed; the
-prediction without the probe is recorded, too. At the end two models are tried under a cap of memory: with
-the largest batch that is predicted to leave a tenth free, and with the smallest that is predicted not to fit. Expected
-before measuring: step time within 10% on average and 20% at worst, memory within 5% on average; of the models of
-`--unseen`, step time within 6% on average and 20% at worst.
+`run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, and takes all
+models in turns, three times: each time it predicts the step, and only then runs 20 of them. As `drumline train` does,
+it probes how fast the host is now compared with the measurement (half a second) and predicts for that speed. Reported
+are the medians of the three predictions and of the three times, because a shared host changes its speed by a fifth
+within a minute. The peak of allocated memory is that of the first turn; the prediction without the probe is recorded,
+too. At the end two models are tried under a cap of memory: with the largest batch that is predicted to leave a tenth
+free, and with the smallest that is predicted not to fit. Expected before measuring: step time
+within 10% on average and 20% at worst, memory within 5% on average; of the models of `--unseen`,
+step time within 6% on average and 20% at worst.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from drumline.models import Profile
 from drumline.runtime.engine import initialize
 from drumline.tracing import trace
 
-STEPS, WARM = 20, 4
+TURNS, STEPS, WARM = 3, 20, 4
 CAP = 24 * 2**30
 CAPPED = ("GPT 768x12", "ResNet-50")
 PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
@@ -73,20 +75,27 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool, tab
     print(f"{_measured(seconds)}\n{cluster}", flush=True)
     results: dict[str, Any] = {"machine": _machine(), "measure_seconds": seconds, "spread": cluster.measurement_spread}
     results["models"] = []
-    for entry in table:
-        if only and entry.name not in only:
-            continue
-        start = time.perf_counter()
-        try:
-            row = one(entry, cluster, out)
-        except ImportError as e:
-            row = {"name": entry.name, "skipped": str(e)}
-        except Exception as e:
-            row = {"name": entry.name, "failed": f"{type(e).__name__}: {str(e)[:500]}"}
-        results["models"].append(row)
-        print(json.dumps(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
-        (out / "results.json").write_text(json.dumps(results))
-        free()
+    chosen = [entry for entry in table if not only or entry.name in only]
+    turns: dict[str, list[dict[str, Any]]] = {entry.name: [] for entry in chosen}
+    profiles: dict[str, Profile] = {}
+    for _ in range(TURNS):
+        results["models"] = []
+        for entry in chosen:
+            start = time.perf_counter()
+            try:
+                if entry.name not in profiles:
+                    profiles[entry.name] = traced(entry)
+                    profiles[entry.name].save(out / f"{file_name(entry)}.json")
+                turns[entry.name].append(one(entry, profiles[entry.name], cluster))
+                row = merged(turns[entry.name])
+            except ImportError as e:
+                row = {"name": entry.name, "skipped": str(e)}
+            except Exception as e:
+                row = {"name": entry.name, "failed": f"{type(e).__name__}: {str(e)[:500]}"}
+            results["models"].append(row)
+            print(json.dumps(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
+            (out / "results.json").write_text(json.dumps(results))
+            free()
     if kernels:  # last: steps that came after a profiled one were slower on their host, for whatever reason
         for row in results["models"]:
             if "seconds" in row:
@@ -98,14 +107,26 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool, tab
     print(summary(results))
 
 
-def one(entry: Entry, cluster: Cluster, out: Path) -> dict[str, Any]:
+def file_name(entry: Entry) -> str:
+    """The name of a file for an entry."""
+    return entry.name.replace(" ", "-").replace(",", "").replace("/", "-")
+
+
+def merged(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row of several turns: medians of the seconds, everything else of the first."""
+    both = {
+        name: statistics.median(t[name] for t in turns) for name in ("seconds", "predicted_seconds", "usual_seconds")
+    }
+    each = [{name: t[name] for name in ("seconds", "predicted_seconds", "pace", "spread")} for t in turns]
+    return {**turns[0], **both, "turns": each}
+
+
+def one(entry: Entry, profile: Profile, cluster: Cluster) -> dict[str, Any]:
     """Predict one model, then run it."""
     plan = dl.Plan.parse(entry.plan)
-    profile = traced(entry)
     usual = estimate(profile, plan, cluster)
     pace = host_slowdown(cluster.device, torch.device("cuda")) or 1.0
     predicted = estimate(profile, plan, with_host_slowdown(cluster, pace))
-    profile.save(out / f"{entry.name.replace(' ', '-').replace(',', '')}.json")
     free()
     engine = initialize(entry.job(), plan)
     batch = _placed(entry, entry.batch)

@@ -38,6 +38,7 @@ class FirstCalls:
     def __init__(self, package: Path) -> None:
         self._package = f"{package.resolve()}/"
         self.modules: list[str] = []
+        self._known: dict[str, str] = {}
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         """One profile event of the interpreter."""
@@ -56,7 +57,9 @@ class FirstCalls:
     def _module(self, frame: FrameType) -> str:
         """`planner/search` for a frame of the package, else nothing."""
         name = frame.f_code.co_filename
-        return name[len(self._package) : -3] if name.startswith(self._package) else ""
+        if name not in self._known:
+            self._known[name] = name[len(self._package) : -3] if name.startswith(self._package) else ""
+        return self._known[name]
 
 
 def room(module: str) -> str:
@@ -77,6 +80,8 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the command (default: plan examples/gpt.py ...)")
     options = parser.parse_args()
     sys.path.insert(0, str(options.source))
+    import torch  # noqa: F401  # its own imports are no step of the command, and take a while when watched
+
     from drumline.cli import app  # from the folder that was asked for
 
     sys.argv = ["drumline", *(options.arguments or DEFAULT)]

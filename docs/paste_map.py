@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -12,6 +13,7 @@ MARKS = ("<!-- map -->\n", "<!-- /map -->")
 WIDTH = 118
 
 
+@functools.cache
 def first_sentence(path: Path) -> str:
     """The first sentence of a module's docstring."""
     text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split())

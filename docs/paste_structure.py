@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "docs")]
 import paste_map  # noqa: E402  # next to this file
 import source_tree  # noqa: E402  # of the tests
 import test_house as house  # noqa: E402  # of the tests
+from source_tree import syntax  # noqa: E402  # of the tests
 
 
 def counts() -> list[str]:
@@ -31,9 +32,9 @@ def counts() -> list[str]:
     texts = {path: path.read_text() for path in sorted(SOURCE.rglob("*.py"))}
     others = [p.read_text() for d in ("tests", "benchmarks", "examples") for p in (ROOT / d).rglob("*.py")]
     skipped, elsewhere = (sum(len(SKIP.findall(text)) for text in part) for part in (texts.values(), others))
-    nodes = [node for text in texts.values() for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    nodes = [node for text in texts.values() for node in syntax(text).body if isinstance(node, ast.ClassDef)]
     classes = Counter(node.name for node in nodes if not node.name.startswith("_"))
-    private = [p.relative_to(SOURCE).parts[0] for p, t in texts.items() if house.private_torch_names(ast.parse(t))]
+    private = [p.relative_to(SOURCE).parts[0] for p, t in texts.items() if house.private_torch_names(syntax(t))]
     outside = len(private) - private.count("torchkit")
     map_page = (ROOT / "docs" / "design.md").read_text()
     without_leaves, with_leaves = room_changes()

@@ -9,6 +9,7 @@ Exit code 1 if a line has no test, or a test fails or is not found. Add a test t
 
 from __future__ import annotations
 
+import argparse
 import ast
 import collections
 import subprocess
@@ -657,8 +658,14 @@ def outcome(names: list[str], counts: dict[str, collections.Counter[str]]) -> Ou
 
 def main(arguments: list[str]) -> int:
     """Print the table; 1 if a line has no test or does not hold."""
-    collect = "--collect" in arguments
-    wanted = [a for a in arguments if not a.startswith("-")]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("lines", nargs="*", help="groups such as C, or lines such as C4")
+    parser.add_argument("--collect", action="store_true", help="only check that pytest finds the tests")
+    given = parser.parse_args(arguments)
+    collect, wanted = given.collect, given.lines
+    known = {r[0] for r in ROWS} | {r[0].rstrip("0123456789") for r in ROWS}
+    if unknown := [w for w in wanted if w not in known]:
+        parser.error(f"no line {', '.join(unknown)}; groups are {', '.join(sorted(k for k in known if k.isalpha()))}")
     rows = [r for r in ROWS if not wanted or r[0] in wanted or r[0].rstrip("0123456789") in wanted]
     names = list(dict.fromkeys(name for row in rows for name in row[2]))
     counts = run(names, collect=collect) if names else {}

@@ -26,6 +26,12 @@ def files(source: Path = SOURCE) -> list[Path]:
     return sorted(source.rglob("*.py"))
 
 
+@functools.cache
+def syntax(text: str) -> ast.Module:
+    """The syntax of a file, parsed once: several rules look at every file. None may change it."""
+    return ast.parse(text)
+
+
 def module_name(path: Path, source: Path = SOURCE) -> str:
     """`drumline.comm.shm` of comm/shm/__init__.py."""
     return ".".join(["drumline", *path.relative_to(source).with_suffix("").parts]).removesuffix(".__init__")
@@ -41,7 +47,7 @@ def _imports(text: str, path: Path, source: Path) -> list[Import]:
     """Read once as long as the text is the same: several rules look at every file."""
     package = ["drumline", *path.relative_to(source).parent.parts]
     kinds = (ast.Import, ast.ImportFrom, *([ast.If] if "TYPE_CHECKING" in text else []))
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    nodes = [node for node in ast.walk(syntax(text)) if isinstance(node, kinds)]
     typing_only = {
         id(inner)
         for node in nodes

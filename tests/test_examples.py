@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -27,16 +25,7 @@ def documented_run(name: str) -> tuple[list[str], list[str]]:
 
 def run(words: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     assert words[0] == "drumline"
-    code = "import sys; from drumline.cli import main; sys.argv[0] = 'drumline'; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *words[1:]],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=FOLDER.parents[1],
-        env={**os.environ, **variables},
-        check=False,
-    )
+    return warm.python("-m", "drumline", *words[1:], cwd=FOLDER.parents[1], timeout=120, **variables)
 
 
 def test_list_of_examples() -> None:

@@ -61,8 +61,7 @@ def test_guide_program(tmp_path: Path, name: str, text: str) -> None:
 def test_the_loop_on_two_ranks(tmp_path: Path) -> None:
     text = next(text for name, text in programs() if name == "from-deepspeed.md" and "train_batch_size()" in text)
     (tmp_path / "train.py").write_text(text)
-    command = [sys.executable, "-m", "drumline", "run", "-n", "2", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = warm.python("-m", "drumline", "run", "-n", 2, "train.py", cwd=tmp_path, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "".join(done.stdout.split()) == "8888", done.stdout  # 8 and 8 of each rank, which write at the same time
 
@@ -71,8 +70,7 @@ def test_the_loop_on_two_ranks(tmp_path: Path) -> None:
 def test_programs_of_four_ranks(tmp_path: Path, name: str) -> None:
     (text,) = BLOCK.findall((DOCS / name).read_text())
     (tmp_path / "script.py").write_text(text)
-    command = [sys.executable, "-m", "drumline", "run", "-n", "4", "script.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = warm.python("-m", "drumline", "run", "-n", 4, "script.py", cwd=tmp_path, timeout=200)
     assert done.returncode == 0, done.stderr
     (promised,) = re.findall(r"print\(.*\)  # (.*)", text)
     written = "".join(done.stdout.split())  # the ranks write at the same time, word by word

@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import source_tree
+from source_tree import syntax
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "drumline"
@@ -23,10 +25,17 @@ MOST_ROOM_CHANGES = 15
 """Of `benchmarks/room_changes.py`: neighbouring first calls in different packages, apart from values and formulas."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _syntax_is_dropped() -> Iterator[None]:
+    """Later tests do not need a million nodes in memory."""
+    yield
+    syntax.cache_clear()
+
+
 def test_public_class_names_are_unique() -> None:
     places = defaultdict(list)
     for path in MODULES:
-        for node in ast.parse(path.read_text()).body:
+        for node in syntax(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(path.relative_to(SOURCE).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
@@ -96,7 +105,7 @@ def what_docstrings(text: str, path: Path) -> list[str]:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     if "What " not in text:
         return []
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, kinds)]
+    nodes = [node for node in ast.walk(syntax(text)) if isinstance(node, kinds)]
     names = [getattr(node, "name", "module") for node in nodes if (ast.get_docstring(node) or "").startswith("What ")]
     return [f"{path}: {name}" for name in names]
 
@@ -107,7 +116,7 @@ def test_files_and_functions_stay_short() -> None:
         text = path.read_text()
         if text.count("\n") > LONGEST_FILE:
             long.append(f"{path.relative_to(SOURCE)}: {text.count(chr(10))} lines")
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(syntax(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.body[0].lineno + 1  # options of a command do not count
                 if lines > LONGEST_FUNCTION:
@@ -296,7 +305,7 @@ def _anchor(heading: str) -> str:
 
 def test_private_torch_names_live_in_torchkit() -> None:
     """Names with one leading underscore that a module reaches from the torch package, by import or by attribute."""
-    uses = {p.relative_to(SOURCE): names for p in MODULES if (names := private_torch_names(ast.parse(p.read_text())))}
+    uses = {p.relative_to(SOURCE): names for p in MODULES if (names := private_torch_names(syntax(p.read_text())))}
     assert {str(path): names for path, names in uses.items() if path.parts[0] != "torchkit"} == {}
     assert len(uses) <= 12
 
@@ -331,7 +340,7 @@ MODULE_TABLES = {"_parameters", "_buffers", "_modules", "_version"}
 
 def test_private_attributes_of_torch_objects_are_used_in_torchkit_only() -> None:
     """Attributes with one leading underscore that no class, function or module of the package defines."""
-    trees = {path.relative_to(SOURCE): ast.parse(path.read_text()) for path in MODULES}
+    trees = {path.relative_to(SOURCE): syntax(path.read_text()) for path in MODULES}
     defined = set().union(*map(defined_names, trees.values())) | PYTHON_NAMES | MODULE_TABLES
     outside = {str(path): foreign_attributes(t, defined) for path, t in trees.items() if path.parts[0] != "torchkit"}
     assert {path: names for path, names in outside.items() if names} == {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from source_tree import SOURCE, files, imports
+from source_tree import SOURCE, files, imports, syntax
 
 ORDER = [
     {"core"},
@@ -42,13 +43,20 @@ ARRAYS = ("costs/fitted", "costs/plan_columns.py", "validation", "planner/finali
 LEVEL = {package: i for i, packages in enumerate(ORDER) for package in packages}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _syntax_is_dropped() -> Iterator[None]:
+    """Later tests do not need a million nodes in memory."""
+    yield
+    syntax.cache_clear()
+
+
 def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def at_start(path: Path) -> list[str]:
     """Collect the top-level imports of a file."""
-    body = ast.parse(path.read_text()).body
+    body = syntax(path.read_text()).body
     names = [alias.name for node in body if isinstance(node, ast.Import) for alias in node.names]
     return names + [node.module or "" for node in body if isinstance(node, ast.ImportFrom) and not node.level]
 

@@ -22,7 +22,10 @@ from world import PRELOAD
 def python(
     *words: object, cwd: Path | None = None, timeout: float = 120.0, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Return the output and exit code of `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS`."""
+    """Return the output and exit code of `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS`.
+
+    Raises subprocess.TimeoutExpired, as `subprocess.run` does.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     argv = [str(word) for word in words]
@@ -36,7 +39,8 @@ def python(
         process.join(timeout)
         if process.is_alive():
             process.kill()
-        process.join()
+            process.join()
+            raise subprocess.TimeoutExpired(argv, timeout, out.read_bytes(), err.read_bytes())
         code = process.exitcode
         process.close()
         return subprocess.CompletedProcess(argv, code, out.read_text(), err.read_text())

@@ -31,6 +31,14 @@ def read_in_call(marker: Path, readings: list[StatusReading]) -> None:
     marker.touch()
 
 
+def read_after(marker: Path) -> StatusReading:
+    """The status of this rank once the other one has written the marker."""
+    end = time.monotonic() + 30.0
+    while not marker.exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return rank_status().read()
+
+
 def late(what: str, backend: str, folder: str) -> tuple[StatusReading, list[float]]:
     """On every rank: the status while rank 0 is in a call for which rank 1 comes late, and the result."""
     group, rank, x = group_of(backend), dist.get_rank(), torch.ones(6)
@@ -43,10 +51,7 @@ def late(what: str, backend: str, folder: str) -> tuple[StatusReading, list[floa
     if rank == 0:
         reader.start()
     else:
-        end = time.monotonic() + 30.0
-        while not marker.exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        seen.append(rank_status().read())
+        seen.append(read_after(marker))
     if what == "all_reduce":
         dist.all_reduce(x, group=group)
     elif what == "async":
@@ -66,6 +71,35 @@ def late(what: str, backend: str, folder: str) -> tuple[StatusReading, list[floa
         reader.join()
     wait_until_idle()
     return seen[0], x.tolist()
+
+
+def late_for_a_repeated_bucket(folder: str) -> tuple[StatusReading, int]:
+    """On every rank: the status while rank 0 waits in a recognized bucket of DDP for rank 1, and the calls that a
+    backward and the call after it add.
+    """
+    group, rank, seen = dist.new_group(backend="checked_gloo"), dist.get_rank(), list[StatusReading]()
+    ddp = DistributedDataParallel(nn.Linear(4, 1, bias=False), process_group=group)
+
+    def backward() -> None:
+        ddp(torch.ones(1, 4)).sum().backward()
+
+    for _ in range(150):
+        backward()
+    expected = group._calls.sequence.expected
+    assert expected is not None and expected.recognized_by.from_backward
+    time.sleep(0.5)  # the last of them are reported
+    marker, before = Path(folder) / "repeated", rank_status().read().calls
+    reader = threading.Thread(target=read_in_call, args=(marker, seen))
+    if rank == 0:
+        reader.start()
+    else:
+        seen.append(read_after(marker))
+    backward()
+    dist.barrier(group)
+    after = rank_status().read()
+    if rank == 0:
+        reader.join()
+    return seen[0], after.calls - before
 
 
 def wait_until_idle() -> None:

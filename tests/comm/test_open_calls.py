@@ -36,7 +36,7 @@ class Message:
 def start(calls: OpenCalls, number: int, message: Message | None = None) -> Work:
     """An asynchronous call."""
     work = Work()
-    calls.asynchronous.append((number, CALL, SITE, 0.0, work.is_completed, message))
+    calls.asynchronous.append((number, CALL, SITE, 0, work.is_completed, message.end if message else None))
     return work
 
 

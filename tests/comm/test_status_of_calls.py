@@ -30,6 +30,22 @@ def test_the_rank_that_is_late_is_named(world, what: str, backend: str, tmp_path
     assert report.suspects == (1,) and WORDS[what] in report.text
 
 
+def test_the_rank_that_is_late_for_a_bucket_of_every_step_is_named(tmp_path: Path) -> None:
+    """A bucket that repeats is reported a moment after it starts, by a thread, or with the next call.
+
+    On ranks of its own: where calls were once made on behalf of another line, places are no longer recognized by code.
+    """
+    own = World(2)
+    try:
+        (first, calls), (second, _) = own.run(status_functions.late_for_a_repeated_bucket, str(tmp_path), timeout=60)
+    finally:
+        own.stop()
+    assert first.in_collective and WORDS["ddp"] in first.collective and "status_functions.py:" in first.site
+    assert not second.in_collective and calls == 2
+    report = hang_report({0: first, 1: second}, silent_for=12.0)
+    assert report.suspects == (1,) and WORDS["ddp"] in report.text
+
+
 def test_the_users_code_after_a_step_has_a_place_of_its_own(world, tmp_path: Path) -> None:
     between = "between steps"
     [places] = world(1).run(status_functions.places, str(tmp_path))

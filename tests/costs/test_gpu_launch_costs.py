@@ -8,9 +8,25 @@ import pytest
 
 from drumline.clusters import Cluster, DeviceSpec, Link, Node, ShapeTimes
 from drumline.costs import estimate
-from drumline.costs.kernel_time import HOST_CALL, Pricer, host_calls, launch_overhead
+from drumline.costs.kernel_time import (
+    BACKWARD_CALL,
+    HOST_CALL,
+    Pricer,
+    backward_calls,
+    host_calls,
+    launch_overhead,
+)
+from drumline.costs.operator_model import launched_by
 from drumline.costs.shape_interpolation import ROW_SUMS
-from drumline.costs.tuning import ATTENTION_CALLS, CALLS_PER_OP, FUNCTION_CALLS, VIEW_CALLS
+from drumline.costs.tuning import (
+    ATTENTION_CALLS,
+    BACKWARD_ATTENTION_CALLS,
+    CALLS_PER_OP,
+    FUNCTION_CALLS,
+    HALF_CONVOLUTION_CALLS,
+    PARAMETER_CALLS,
+    VIEW_CALLS,
+)
 from drumline.costs.what_if import SPEED_PROBE, speed_at_host_slowdown, with_host_slowdown
 from drumline.models.profile import Affine, Layer, Profile, ProfiledOp
 from drumline.plans import Plan
@@ -103,6 +119,23 @@ def test_views_and_functions_take_host_time() -> None:
             2e-5 * host_calls(layer) + START["cast"]
         )
         assert pricer.layer_time(layer, "backward", 1.0).launch == pytest.approx(START["backward"])
+
+
+def test_parameters_and_layout_changes_take_host_time_in_the_backward() -> None:
+    device = dataclasses.replace(DEVICE, host_overhead={**START, BACKWARD_CALL: 2e-5})
+    convolutions = (op("convolution_backward", "conv_backward", "backward", dtype=t, count=2) for t in ("", "bf16"))
+    ops = (*OPS, *convolutions, op("sdpa", "attention_backward", "backward"), op("_to_copy", "widen", "backward"))
+    layer = Layer("block", "Block", 4, tensors=3, ops=ops)
+    calls = 6 + BACKWARD_ATTENTION_CALLS + 2 * HALF_CONVOLUTION_CALLS + 3 * PARAMETER_CALLS
+    assert backward_calls(layer) == pytest.approx(calls)  # without the casts
+    profile = Profile("toy", 4, (layer,))
+    measured, before = (
+        Pricer(profile, spec, "fp32").layer_time(layer, "backward", 1.0).launch for spec in (device, DEVICE)
+    )
+    assert measured == pytest.approx(2e-5 * calls + START["cast"])
+    assert before == pytest.approx(6 * START["backward"] + START["cast"]), "a file without the new key"
+    captured = launched_by(device, Plan.parse("dp=1,graph=true"))
+    assert Pricer(profile, captured, "fp32").layer_time(layer, "backward", 1.0).launch == 0.0
 
 
 def test_row_sums_are_priced_by_their_width() -> None:

@@ -35,7 +35,7 @@ def launch(*words: str) -> list[str]:
 @pytest.mark.parametrize("per_host", [1, 2])
 def test_one_command_on_each_side(hosts: Hosts, tmp_path: Path, per_host: int) -> None:
     ranks = 2 * per_host
-    words = train(f"dp={ranks},backend=gloo", "run", "--save-every", "5")
+    words = train(f"dp={ranks},backend=gloo,allreduce=native", "run", "--save-every", "5")
     options = ["--nodes", "2", "--ranks", str(ranks), "--rendezvous", f"tcp://{hosts.address}:29400"]
     sides = [
         subprocess.Popen(
@@ -51,7 +51,7 @@ def test_one_command_on_each_side(hosts: Hosts, tmp_path: Path, per_host: int) -
     (out, err), (silent, more) = (side.communicate(timeout=200) for side in sides)
     assert [side.returncode for side in sides] == [0, 0], err + more
     assert silent == ""
-    plan = f"dp={ranks},backend=gloo"
+    plan = f"dp={ranks},backend=gloo,allreduce=native"  # between hosts `auto` adds in another order
     clean = run([sys.executable, "-m", "drumline", *train(plan, "clean", "--save-every", "5")], tmp_path)
     assert json.loads(out)["losses"] == document(clean)["losses"]
     assert same_weights(tmp_path / "run", tmp_path / "clean")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -382,8 +383,8 @@ def test_two_interrupts(folder: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_behind(folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that ranks have started end with them, and the launcher's temporary folders are removed."""
-    (folder / "temporary").mkdir()
-    monkeypatch.setenv("TMPDIR", str(folder / "temporary"))
+    temporary = Path(tempfile.mkdtemp())  # the test's own folder may be too long a name for a socket
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with started(folder, "j.py:with_child") as process:
         members = family(process)
         children = [psutil.Process(int((folder / f"child-{r}").read_text())) for r in range(2)]
@@ -392,6 +393,7 @@ def test_nothing_is_left_behind(folder: Path, number: signal.Signals, monkeypatc
         assert gone([*members, *children])
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     end = time.monotonic() + 5
-    while (left := [p.name for p in (folder / "temporary").iterdir()]) and time.monotonic() < end:
+    while (left := [p.name for p in temporary.iterdir()]) and time.monotonic() < end:
         time.sleep(0.05)
     assert left == []
+    temporary.rmdir()

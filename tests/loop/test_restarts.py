@@ -34,6 +34,7 @@ class Script:
             Plan.parse(plan),
             CheckpointPolicy(str(folder), 1),
             FaultOptions(**options),
+            steps=12,
             watch=HangWatch(),
             steps_done=lambda: self.steps,
             notify=self.notes.append,
@@ -56,6 +57,27 @@ def test_a_killed_rank_restarts_the_run(tmp_path: Path) -> None:
     assert script.plans == ["dp=4"] * 3 and script.resumed == [None] * 3
     assert script.loop.faults == ["rank 1 was ended by signal SIGKILL", "rank 0 was ended by signal SIGKILL"]
     assert script.notes[0].endswith("restarting dp=4 from step 0, because there is no checkpoint")
+
+
+def test_a_rank_that_fails_after_the_last_save_repeats_the_steps_before_it(tmp_path: Path) -> None:
+    def saved(*steps: int) -> list[dict[str, Any]]:
+        for step in steps:
+            (tmp_path / f"step-{step:08d}").mkdir()
+        raise failed()
+
+    script = Script(tmp_path, (8, lambda: saved(8)), (12, lambda: saved(10, 12)), (12, DONE))
+    assert script.loop.run() == DONE
+    assert script.resumed == [None, str(tmp_path), str(tmp_path / "step-00000010")]
+
+
+def test_a_run_with_a_single_checkpoint_after_its_last_step_starts_again(tmp_path: Path) -> None:
+    def saved() -> list[dict[str, Any]]:
+        (tmp_path / "step-00000012").mkdir()
+        raise failed()
+
+    script = Script(tmp_path, (12, saved), (12, DONE))
+    assert script.loop.run() == DONE and script.resumed == [None, None]
+    assert script.notes[0].endswith("from step 0, because the only checkpoint is of the last step")
 
 
 def test_it_resumes_from_its_own_checkpoints_only(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 sys.path.append(str(Path(__file__).parents[1] / "comm"))
 import mpiexec
@@ -31,8 +32,7 @@ if comm.rank == 0:
 def started(tmp_path: Path, text: str, *, ranks: int = 1, env: dict[str, str] | None = None) -> Any:
     script = tmp_path / "script.py"
     script.write_text(text)
-    command = [sys.executable, "-m", "drumline", "run", "-n", str(ranks), str(script)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **(env or {})})
+    return warm.python("-m", "drumline", "run", "-n", ranks, script, timeout=60, **(env or {}))
 
 
 def test_importing_is_light_and_connects_to_no_rank() -> None:

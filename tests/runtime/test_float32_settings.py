@@ -17,6 +17,8 @@ from drumline.runtime.engine import initialize
 from drumline.runtime.numerics.precision import float32_arithmetic
 
 backends: Any = torch.backends
+GPU = torch.device("cuda")
+"""Its settings can be changed without one."""
 
 SETTINGS: dict[str, Callable[[], object]] = {
     "nothing": lambda: None,
@@ -82,7 +84,7 @@ def _reset() -> None:
 def test_plan_decides_and_settings_come_back(chosen: str, precision: str) -> None:
     SETTINGS[chosen]()
     before = read()
-    with float32_arithmetic(precision):
+    with float32_arithmetic(precision, GPU):
         used = read()[1:4]
         if precision == "fp32":
             assert set(used) <= {"ieee", "none"}
@@ -98,14 +100,14 @@ def test_plan_decides_and_settings_come_back(chosen: str, precision: str) -> Non
 def test_older_interface_stays_readable(chosen: str, precision: str) -> None:
     """Torch's compiler reads it: a user of the older interface must not find both mixed inside a step."""
     SETTINGS[chosen]()
-    with float32_arithmetic(precision):
+    with float32_arithmetic(precision, GPU):
         assert "refused" not in read()
 
 
 def test_settings_come_back_after_an_error() -> None:
     SETTINGS["allow_tf32"]()
     before = read()
-    with pytest.raises(ZeroDivisionError), float32_arithmetic("fp32"):
+    with pytest.raises(ZeroDivisionError), float32_arithmetic("fp32", GPU):
         raise ZeroDivisionError
     assert read() == before
 
@@ -166,7 +168,7 @@ def test_gpu_computes_float32(chosen: str, kind: str) -> None:
     SETTINGS[chosen]()
     errors = {}
     for precision in ("fp32", "tf32"):
-        with float32_arithmetic(precision):
+        with float32_arithmetic(precision, GPU):
             errors[precision] = float((computed(torch.float32) - exact).norm() / exact.norm())
     assert errors["fp32"] < 2e-6
     if kind != "convolution":  # cuDNN has faster kernels than those of tf32 for some

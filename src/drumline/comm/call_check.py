@@ -142,11 +142,12 @@ class CallPlace:
         caller = sys._getframe(min(3, depth + 1))
         return CallPlace(_site(frame), depth, frame.f_code, frame.f_lasti, caller.f_code)
 
-    def is_here(self) -> bool:
-        """Whether the function that calls this serves a call of the same place."""
+    def is_here(self, nearer: int = 0) -> bool:
+        """Whether the function that calls this serves a call of the same place. It is `nearer` to the user by so many
+        frames than the function that called `here`."""
         try:
-            frame = sys._getframe(self.depth + 1)
-            caller = sys._getframe(min(3, self.depth + 1))
+            frame = sys._getframe(self.depth + 1 - nearer)
+            caller = sys._getframe(min(3, self.depth + 1) - nearer)
         except ValueError:  # fewer frames
             return False
         return (

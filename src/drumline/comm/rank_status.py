@@ -127,21 +127,30 @@ class RankStatus:
 
     def phase(self, name: str) -> None:
         """Begin a part of a step."""
-        self._phases = min(self._phases + 1, _MOST_PHASES)
-        self._write(((_PHASE, name),))
+        with self._lock:
+            self._phases = min(self._phases + 1, _MOST_PHASES)
+            self._change(((_PHASE, name),))
         if self.listener is not None:
             self.listener("phase", name)
 
     def collective_started(
-        self, text: str, site: str = "", *, group: int = 0, number: int = 0, peers: str = "", ended: int = 0
+        self,
+        text: str,
+        site: str = "",
+        *,
+        group: int = 0,
+        number: int = 0,
+        peers: str = "",
+        started: int = 1,
+        ended: int = 0,
     ) -> None:
         """A collective was called, or a wait for a message began; `peers` is the text of `rank_list`.
 
-        `ended` collectives have ended since the last change.
+        Since the last change `started` collectives have started, of which this is the last, and `ended` have ended.
         """
         texts = self._texts
         with self._lock:
-            self._started += 1
+            self._started += started
             self._ended += ended
             self._group, self._number = group, number
             if text == texts[_COLLECTIVE] and site == texts[_SITE] and peers == texts[_PEERS]:

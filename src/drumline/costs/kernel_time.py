@@ -10,14 +10,17 @@ from ..core.errors import ClusterError, PlanError
 from ..models.profile import COMPUTE_KINDS, MATMUL_RATE_SHARE, SIMILAR_KINDS, Layer, Profile, ProfiledOp
 from ..models.recompute_choice import RECOMPUTED, recompute_verdicts
 from ..theory.roofline import MEMORY_EFFICIENCY, STORED_BYTES, compute_type
-from .shape_interpolation import ROW_SUMS, ShapeInterpolation, kernel_work
+from .shape_interpolation import GROUP_NORM, ROW_SUMS, ShapeInterpolation, kernel_work
 from .tuning import (
     ATTENTION_CALLS,
+    BACKWARD_ATTENTION_CALLS,
     CALLS_PER_OP,
     FLOAT8_COPY_BYTES,
     FRESH_MEMORY_BYTES,
     FUNCTION_CALLS,
+    HALF_CONVOLUTION_CALLS,
     LOOP_CALLS,
+    PARAMETER_CALLS,
     UNMEASURED_MATMUL_EFFICIENCY,
     VIEW_CALLS,
 )
@@ -28,6 +31,9 @@ LAYOUT_KINDS = frozenset({"transpose", "strided", "widen", "narrow"})
 
 HOST_CALL = "entry"
 """The key of `DeviceSpec.host_overhead` for the time of one of the `host_calls` of a forward on the host of a GPU."""
+
+BACKWARD_CALL = "backward_entry"
+"""The same for the `backward_calls` of a backward."""
 
 OPERATOR_OVERHEAD = {"forward": "operator_forward", "backward": "operator_backward"}
 """Keys of `DeviceSpec.host_overhead`: the time of an operator of a step on a CPU without its kernel, in Python and
@@ -141,7 +147,7 @@ class Pricer:
         if not op.shape or not self._device.shape_times:
             return None
         shape = tuple(size.at(n) for size in op.shape)
-        kind = ROW_SUMS if op.kind == "reduce" else op.kind
+        kind = _measured_kind(op)
         work = kernel_work(kind, shape)
         if op.kind in ("recurrent", "recurrent_backward"):
             if not self._ahead:  # a CPU does one layer after the other
@@ -188,10 +194,19 @@ class Pricer:
             else:
                 ops = [op for op in layer.ops if op.phase == phase]
             time = self._time(ops, self._slowdown(layer, phase), n)
-            if phase == "forward" and self._ahead and HOST_CALL in self._device.host_overhead:
-                time = replace(time, launch=time.launch + self._device.host_overhead[HOST_CALL] * host_calls(layer))
+            if self._ahead:
+                time = replace(time, launch=time.launch + self._calls_seconds(layer, phase))
             self._times[key] = time
         return self._times[key]
+
+    def _calls_seconds(self, layer: Layer, phase: str) -> float:
+        """Host time of a GPU that was measured per call; without it, `launch_overhead` counts per operator."""
+        overhead = self._device.host_overhead
+        if phase == "forward" and HOST_CALL in overhead:
+            return overhead[HOST_CALL] * host_calls(layer)
+        if phase == "backward" and BACKWARD_CALL in overhead:
+            return overhead[BACKWARD_CALL] * backward_calls(layer)
+        return 0.0
 
     def _time(self, ops: list[ProfiledOp], slowdown: float, n: float) -> LaunchAndKernelTime:
         """Operators of one layer, which take `slowdown` times as long as alone."""
@@ -265,6 +280,13 @@ class Pricer:
         return best * MATMUL_RATE_SHARE.get(kind, 1.0)
 
 
+def _measured_kind(op: ProfiledOp) -> str:
+    """The kind under which the shapes of an operator are measured."""
+    if op.name.startswith("native_group_norm"):
+        return op.kind.replace("norm", GROUP_NORM)
+    return ROW_SUMS if op.kind == "reduce" else op.kind
+
+
 def loop_calls(op: ProfiledOp) -> int:
     """Calls of an operator that a CPU pays overhead for: in a loop, as of a GRU, only the first ones count."""
     return min(op.count, LOOP_CALLS)
@@ -273,17 +295,31 @@ def loop_calls(op: ProfiledOp) -> int:
 def launch_overhead(op: ProfiledOp, device: DeviceSpec) -> float:
     """Seconds of a GPU's host to launch an operator. Autocast's casts involve no Python, so they take less.
 
-    The overhead of a forward may be counted by `host_calls` instead (`HOST_CALL`).
+    That of a forward may be counted by `host_calls` instead (`HOST_CALL`), of a backward by `backward_calls`.
     """
     start = device.host_overhead.get("backward" if op.phase == "backward" else "forward", device.launch)
     if op.name == CAST:
         return device.host_overhead.get("cast", start)
-    return 0.0 if op.phase == "forward" and HOST_CALL in device.host_overhead else start
+    by_calls = BACKWARD_CALL if op.phase == "backward" else HOST_CALL
+    return 0.0 if by_calls in device.host_overhead else start
 
 
 def _forward_ops(layer: Layer) -> int:
     """Operators of a layer's forward, without casts."""
     return sum(op.count for op in layer.ops if op.phase == "forward" and op.name != CAST)
+
+
+def backward_calls(layer: Layer) -> float:
+    """The host's time for a layer's backward on a GPU, without casts, counted in operators."""
+    ops = [op for op in layer.ops if op.phase == "backward" and op.name != CAST]
+    attentions = sum(op.count for op in ops if op.kind == "attention_backward")
+    converted = sum(op.count for op in ops if op.kind == "conv_backward" and op.dtype in ("bf16", "fp16"))
+    return (
+        sum(op.count for op in ops)
+        + BACKWARD_ATTENTION_CALLS * attentions
+        + HALF_CONVOLUTION_CALLS * converted
+        + PARAMETER_CALLS * layer.tensors
+    )
 
 
 def host_calls(layer: Layer) -> float:

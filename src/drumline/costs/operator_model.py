@@ -186,7 +186,7 @@ class OperatorCostModel(CostModel):
         *_, sums = self._layers_of(plan)
         m, cluster = plan.micro, self._active_cluster(plan)
         recompute = m * sums.recompute
-        overhead = gap_between_steps(cluster) + max(0.0, self._launch_lag(plan))
+        overhead = gap_between_steps(cluster, captured=plan.graph) + max(0.0, self._launch_lag(plan))
         compute = TaskCompute(
             m * sums.forward,
             m * sums.backward - recompute,
@@ -281,7 +281,7 @@ class OperatorCostModel(CostModel):
             part("communication copies", copies),
             part("communication host", host_accumulation_seconds(profile, plan, cluster.device)),
             TailPart("overhead", "communication loss", loss_agreement_seconds(plan, cluster)),
-            TailPart("overhead", "overhead", gap_between_steps(cluster)),
+            TailPart("overhead", "overhead", gap_between_steps(cluster, captured=plan.graph)),
             TailPart("optimizer", "optimizer weights", self._version_seconds(plan, stage)),
             *(TailPart("optimizer", name, max(seconds, self._launch_lag(plan))) for name, seconds in update.items()),
             parameters,
@@ -390,7 +390,7 @@ def launched_by(device: DeviceSpec, plan: Plan) -> DeviceSpec:
     """A GPU with its host's times under a plan: a graph launches all kernels at once, compiled code takes longer."""
     if device.kind != "cuda" or not (plan.graph or plan.compile):
         return device
-    launches = ("forward", "backward", "cast", "entry", "recurrent", "recurrent_backward")
+    launches = ("forward", "backward", "cast", "entry", "backward_entry", "recurrent", "recurrent_backward")
     factor = 0.0 if plan.graph else COMPILED_HOST
     changed = {key: factor * device.host_overhead.get(key, device.launch) for key in launches}
     kept = {key: s for key, s in changed.items() if key in device.host_overhead or key in ("forward", "backward")}

@@ -34,6 +34,9 @@ UNALIGNED_MATMUL, ALIGNED = "matmul_odd", 8
 ROW_SUMS = "reduce_rows"
 """Sums of rows, among operators of the kind `reduce`: their speed depends on the width of the rows."""
 
+GROUP_NORM = "group_norm"
+"""Group norms, among operators of the kind `norm`: their rows are few and wide, and each has one block of threads."""
+
 SIMILAR_DTYPES = {"fp16": "bf16", "tf32": "fp32"}
 """The type whose shapes are used for one that was not measured. Recurrent layers of a GPU, which are bound by latency,
 are measured in tf32 and used for fp32 as well."""
@@ -100,6 +103,8 @@ _AMOUNTS: dict[str, Callable[[Sequence[float]], Amount]] = {
     "batch_norm_backward": _backward(_batch_norm, 1.0),
     "norm": _norm,
     "norm_backward": _backward(_norm, 1.0),
+    GROUP_NORM: _norm,
+    f"{GROUP_NORM}_backward": _backward(_norm, 1.0),
     ROW_SUMS: _sum,
 }
 

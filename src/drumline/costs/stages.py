@@ -153,8 +153,7 @@ def _runs(blocks: Sequence[Stage], costs: Sequence[float], stages: int, limit: f
         must = runs[-1] and len(blocks) - i <= open_
         # an even share of what is left: a first stage as full as the limit would starve the last ones
         full = filled + c > limit * (1 + 1e-12) or filled + c / 2 > (left + filled) / (open_ + 1)
-        later = _needed(costs[i:], limit) <= open_ if open_ else False
-        if runs[-1] and open_ and (must or (full and later)):
+        if runs[-1] and open_ and (must or (full and _needed(costs[i:], limit) <= open_)):
             runs.append([])
             filled = 0.0
         runs[-1].append(b)

@@ -21,7 +21,7 @@ from .data_parallel_comm import (
 )
 from .layer_time import LayerCommTime, LayerSums, LayerTime
 from .pipeline_cost import PipelineCost
-from .tuning import OPS_BETWEEN_STEPS
+from .tuning import OPS_BETWEEN_CAPTURED_STEPS, OPS_BETWEEN_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,10 @@ def loss_agreement_seconds(plan: Plan, cluster: Cluster) -> float:
     return message
 
 
-def gap_between_steps(cluster: Cluster) -> float:
+def gap_between_steps(cluster: Cluster, *, captured: bool = False) -> float:
     """How long a GPU is idle between steps: the host reads the loss, and only then starts the next step."""
     device = cluster.device
     if device.kind != "cuda":
         return 0.0
-    return OPS_BETWEEN_STEPS * device.host_overhead.get("forward", device.launch)
+    operators = OPS_BETWEEN_CAPTURED_STEPS if captured else OPS_BETWEEN_STEPS
+    return operators * device.host_overhead.get("forward", device.launch)

@@ -50,6 +50,15 @@ FUNCTION_CALLS = 0.075
 ATTENTION_CALLS = 4.0
 """Host time of attention, beyond that of another operator."""
 
+BACKWARD_ATTENTION_CALLS = 2.0
+"""Host time of the backward of attention, beyond that of another operator of the backward."""
+
+PARAMETER_CALLS = 1.2
+"""Host time of autograd to store the gradient of a parameter."""
+
+HALF_CONVOLUTION_CALLS = 1.5
+"""Host time of the backward of a convolution in 16 bits, which changes the layout of its tensors, beyond another's."""
+
 CALLS_PER_OP = 2.0
 """Host time of an operator, its views and functions included, where these were not counted."""
 
@@ -60,6 +69,10 @@ launched from Python. ResNet-50 with a batch of 32 on an H200 (docs/gpu.md). Mov
 OPS_BETWEEN_STEPS = 12
 """Operators that a host could launch between reading a loss and launching the first kernel of the next step. Moves the
 overhead of every step on a GPU."""
+
+OPS_BETWEEN_CAPTURED_STEPS = 7
+"""The same with `graph=true`: batch and seed are copied, and the graph is launched. Captured steps of a small MLP left
+6.5 and 7.7 of them on two hosts. Moves `graph=true`."""
 
 # -- sharded units of zero=3 on a GPU, counted from torch's fully_shard: estimates until several GPUs were measured
 

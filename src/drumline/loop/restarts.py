@@ -106,11 +106,12 @@ class RestartLoop:
         saves: CheckpointPolicy,
         options: FaultOptions,
         *,
+        steps: int,
         watch: HangWatch,
         steps_done: Callable[[], int],
         notify: Notify,
     ) -> None:
-        self._attempt, self._saves, self._options = attempt, saves, options
+        self._attempt, self._saves, self._options, self._steps = attempt, saves, options, steps
         self._watch, self._steps_done, self._notify = watch, steps_done, notify
         self._full = self.plan = plan
         """The plan of the current attempt, smaller than the full one while ranks are lost."""
@@ -196,12 +197,19 @@ class RestartLoop:
         return self._options.regrow * 2 ** (self._shrinks - 1) if self.plan != self._full else None
 
     def _resumed(self) -> CheckpointPolicy:
-        """The policy of the next attempt: from this run's own newest checkpoint, if it has one."""
-        new = [path for path in _checkpoints(self._saves.folder) if path not in self._old]
+        """The policy of the next attempt: from this run's own newest checkpoint, if it has one.
+
+        A rank that fails after the last save leaves a checkpoint without a step to train: the one before is used.
+        """
+        from ..runtime.checkpoint.folder import step_of
+
+        complete = _checkpoints(self._saves.folder)
+        new = [path for path in complete if path not in self._old and step_of(path) < self._steps]
         if not new:
             return self._saves
         # the folder, where possible: if its newest checkpoint is damaged, the one before is used
-        return dataclasses.replace(self._saves, resume=str(new[0]) if self._old else self._saves.folder)
+        resume = self._saves.folder if new[0] == complete[0] and not self._old else str(new[0])
+        return dataclasses.replace(self._saves, resume=resume)
 
     def _start(self) -> str:
         """Where the next attempt begins, in words."""
@@ -210,6 +218,8 @@ class RestartLoop:
             return "the newest checkpoint"
         if policy.resume is not None:
             return policy.resume
+        if any(path not in self._old for path in _checkpoints(policy.folder)):
+            return "step 0, because the only checkpoint is of the last step"
         return "step 0, because there is no checkpoint" + ("" if policy.every else " (--save-every N saves some)")
 
 

@@ -236,6 +236,7 @@ def _run_ranks(
         f.plan,
         saves,
         faults,
+        steps=steps,
         watch=hang_watch,
         steps_done=lambda: events.steps_done,
         notify=events.observer.warn,

@@ -27,6 +27,9 @@ COLD = 2**27
 ROW, WORDS = 1024, 16384
 """Values of a normalised row, and of a softmax row."""
 
+GATED = 256
+"""Values that are multiplied by the same one."""
+
 Call = Callable[[], object]
 Many = list[torch.Tensor]
 Case = tuple[str, float, Call]
@@ -79,6 +82,8 @@ def _cases(device: torch.device, dtype: torch.dtype, n: int) -> Iterator[Case]:
         return next(flat).view(-1, ROW)
 
     yield "pointwise", 3 * byte, lambda: next(flat) + next(flat)
+    gate = torch.randn(n // GATED, 1, device=device, dtype=dtype)
+    yield "broadcast", 2 * byte + gate.numel() * width, lambda: next(flat).view(-1, GATED) * gate
     yield "special", 3 * byte, lambda: torch.ops.aten.gelu_backward(next(flat), next(flat))
     yield "reduce", byte, lambda: rows().sum(0)
     other, wider = (torch.float32, False) if dtype != torch.float32 else (torch.bfloat16, True)
@@ -138,6 +143,13 @@ def _images(device: torch.device, flat: Iterator[torch.Tensor], n: int, byte: fl
         lambda: torch.ops.aten.max_pool2d_with_indices_backward(
             small_gradient, image(), [3, 3], [2, 2], [1, 1], [1, 1], False, indices
         ),
+    )
+    window: tuple[list[int], ...] = ([3, 3], [1, 1], [1, 1])
+    yield "avg_pool2d", 2 * byte * share, lambda: torch.ops.aten.avg_pool2d(image(), *window)
+    yield (
+        "avg_pool2d_backward",
+        3 * byte * share,
+        lambda: torch.ops.aten.avg_pool2d_backward(image(), image(), *window, False, True, None),
     )
 
 

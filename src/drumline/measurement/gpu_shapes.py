@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ..costs.shape_interpolation import ROW_SUMS, UNALIGNED_MATMUL, kernel_work
+from ..costs.shape_interpolation import GROUP_NORM, ROW_SUMS, UNALIGNED_MATMUL, kernel_work
 from ..runtime.numerics.float32_settings import float32_in
 from ..torchkit.recurrent import silence_rnn_contiguity_warning
 from .kernels import ShapeTiming
@@ -43,7 +43,7 @@ Case = tuple[str, tuple[int, ...], Callable[[], object]]
 
 def float32_precision(name: str) -> AbstractContextManager[None]:
     """Compute float32 in tf32 or not, as the engine does for a plan of that precision."""
-    return float32_in("tf32" if name == "tf32" else "ieee")
+    return float32_in("tf32" if name == "tf32" else "ieee", torch.device("cuda"))
 
 
 def measure_shapes(
@@ -54,8 +54,8 @@ def measure_shapes(
     with float32_precision(name):
         for stage, cases, limit in (
             ("matmul", _matmuls, 2.5 if name == "fp16" else 3.5),
-            ("attention", _attentions, 6.0),
-            ("conv", _convolutions, 5.0),
+            ("attention", _attentions, 6.0 if name == "bf16" else 3.0),
+            ("conv", _convolutions, 9.0 if name == "bf16" else 5.0),
             ("conv", _recurrents, 3.0),
             ("memory", _norms, 2.0),
         ):
@@ -216,6 +216,20 @@ STRIDED_FILTERS = (
 """Channels in and out, side of the output, side of the filter, stride."""
 DEPTHWISE_FILTERS = ((96, 56, 7), (192, 28, 7), (384, 14, 7), (768, 7, 7), (32, 112, 3), (144, 56, 3), (384, 14, 3))
 """Channels, side of the output, side of the filter."""
+GROUPED_FILTERS = (
+    (4, 56, 1, 32),
+    (16, 56, 1, 4),
+    (16, 14, 1, 32),
+    (32, 28, 1, 8),
+    (64, 14, 1, 8),
+    (64, 7, 1, 16),
+    (16, 56, 2, 4),
+    (32, 28, 2, 8),
+    (64, 7, 2, 16),
+    (1, 56, 2, 96),
+    (1, 14, 2, 256),
+)
+"""Channels of a group, side of the output, stride, groups; filters are 3 x 3."""
 
 
 def convolution_shapes() -> list[tuple[int, int, int, int, int, int, int]]:
@@ -224,20 +238,25 @@ def convolution_shapes() -> list[tuple[int, int, int, int, int, int, int]]:
     shapes += [(c // 2, c, p, 3, 1, 1) for c, p in FILTERS_3X3[5:8]]
     shapes += [(a, b, p, 1, 1, 1) for a, b, p in FILTERS_1X1]
     shapes += [(a, b, p, w, s, 1) for a, b, p, w, s in STRIDED_FILTERS]
-    shapes += [(1, 1, p, w, 1, c) for c, p, w in DEPTHWISE_FILTERS] + [(4, 4, 56, 3, 1, 32), (16, 16, 14, 3, 1, 32)]
+    shapes += [(1, 1, p, w, 1, c) for c, p, w in DEPTHWISE_FILTERS] + [
+        (c, c, p, 3, s, g) for c, p, s, g in GROUPED_FILTERS
+    ]
     return [(n, *rest) for rest in shapes for n in (16, 128)]
 
 
-def _layouts() -> list[tuple[int, tuple[int, int, int, int, int, int, int]]]:
-    """All in the default layout; depthwise and strided ones also with channels last, as models use them."""
+def _layouts() -> list[tuple[int, ...]]:
+    """All in the default layout; depthwise and strided ones also with channels last, as models use them.
+
+    In half precision the first call of a shape takes a tenth of a second: any prefix covers all kinds.
+    """
     shapes = convolution_shapes()
-    return shuffled([(1, shape) for shape in shapes] + [(2, s) for s in shapes if s[6] > 1 or s[5] > 1])
+    return farthest_first([(*s, 1) for s in shapes] + [(*s, 2) for s in shapes if s[6] > 1 or s[5] > 1])
 
 
 def _convolutions(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
     if name in ("fp16", "fp32"):  # fp16 is as bf16; exact fp32 is priced by its matmuls
         return
-    for layout, (n, cin, cout, side, window, stride, groups) in _layouts():
+    for n, cin, cout, side, window, stride, groups, layout in _layouts():
         shape = (n, cin, cout, side * side, window * window, stride, groups, layout)
         padding = window // 2 if stride == 1 or window % 2 else 0
         wide = side * stride if padding or stride > 1 else side + window - 1
@@ -285,8 +304,17 @@ CHANNELS = (
     (512, 7),
     (2048, 7),
     (32, 32),
+    (16, 112),
+    (32, 112),
+    (24, 56),
+    (96, 56),
+    (40, 28),
+    (240, 14),
+    (160, 7),
 )
 """Channels and side of batches that are normalised."""
+GROUPED_CHANNELS = ((1, 64, 56), (1, 128, 28), (1, 384, 14), (1, 768, 7), (32, 64, 64), (32, 256, 32), (32, 512, 16))
+"""Groups, channels and side of images that are normalised by groups of channels."""
 
 
 def _norms(device: torch.device, dtype: torch.dtype, most: float, name: str) -> Iterator[Case]:
@@ -304,6 +332,17 @@ def _norms(device: torch.device, dtype: torch.dtype, most: float, name: str) -> 
 
             yield "batch_norm", (n, c, side * side), norm
             yield "batch_norm_backward", (n, c, side * side), _backward(norm(), (x, weight, bias))
+    for groups, c, side in GROUPED_CHANNELS:
+        for n in (16, 128):
+            x = _normal(device, dtype, n, c, side, side).requires_grad_()
+            scale, shift = (torch.ones(c, device=device, dtype=dtype, requires_grad=True) for _ in range(2))
+
+            def by_groups(x: Any = x, scale: Any = scale, shift: Any = shift, groups: int = groups) -> torch.Tensor:
+                return F.group_norm(x, groups, scale, shift)
+
+            shape = (n * groups, c // groups * side * side)
+            yield GROUP_NORM, shape, by_groups
+            yield f"{GROUP_NORM}_backward", shape, _backward(by_groups(), (x, scale, shift))
     for rows in (512, 4096, 16384, 65536, 262144):
         for width in (96, 192, 384, 768, 1024, 2048, 4096):
             if not 2**17 <= rows * width <= 2**27:

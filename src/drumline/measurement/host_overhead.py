@@ -1,7 +1,8 @@
 """Host overhead of a GPU: launch time per operator, from small steps that the host bounds; and the host's speed now.
 
 A shared host varies by a third in both directions, for fractions of a second or minutes. So all kinds of steps are
-taken in turns during the measurement, and compared within a turn. A plain step before a run shows the current speed.
+taken in turns during the measurement, and compared within a turn. Plain steps in a row before a run show the current
+speed, compared with plain steps in a row at the beginning and the end of the measurement: in a row they are faster.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import nn
 
 from ..clusters import DeviceSpec
 from ..core.job import Job
-from ..costs.kernel_time import CAST, HOST_CALL, host_calls
+from ..costs.kernel_time import BACKWARD_CALL, CAST, HOST_CALL, backward_calls, host_calls
 from ..costs.what_if import SPEED_PROBE
 from ..runtime.memory.recompute import recompute
 from ..runtime.memory.selective import recompute_selectively
@@ -33,8 +34,8 @@ from .in_step_slowdown import AttentionBlock, RecurrentBlock, block_job
 LAYERS = 12
 """Blocks of the model: many, because a host repeats the same block faster than it runs the next one."""
 WARM, TURNS, BEFORE = 3, 3, 48
-"""Uncounted steps; turns before and after a measurement, besides those during it; steps of a probe before a run, which
-take most of a second."""
+"""Uncounted steps; turns before and after a measurement, besides those during it; steps of a probe, which take most of
+a second."""
 PERSISTENCE = 0.6
 """Share of a probed slowdown, as a logarithm, that remains in the run: docs/gpu.md."""
 PLAIN, HALF, FULL, SELECTIVE, RECURRENT = "plain", "half", "full", "selective", "recurrent"
@@ -79,6 +80,7 @@ class HostOverheadSteps:
             RECURRENT: _Small(_recurrent(), device),
         }
         self._turns: list[dict[str, _Seconds]] = []
+        self._probes: list[float] = []
         profile, half = (trace(job, precision=name, device="cuda") for name in ("tf32", "bf16"))
         self._tensors = profile.tensors
         self._count = {
@@ -87,6 +89,7 @@ class HostOverheadSteps:
         }
         self._inside = sum(op.count for x in profile.each() for op in x.ops if op.phase == "forward" and x.composite)
         self._entries = sum(map(host_calls, profile.each()))
+        self._backward_entries = sum(map(backward_calls, profile.each()))
         self._casts = sum(op.count for x in half.each() for op in x.ops if op.name == CAST)
         for _ in range(WARM):
             self._turn()
@@ -100,12 +103,15 @@ class HostOverheadSteps:
         """Take some more turns; returns `DeviceSpec.host_overhead` by all turns, with modules, views and autograd."""
         for _ in range(TURNS):
             self.take()
+        with float32_precision("tf32"):
+            self._probes.append(_in_a_row(self._steps[PLAIN]))
 
         def middle(of: Callable[[dict[str, _Seconds]], float]) -> float:
             return max(0.0, statistics.median(map(of, self._turns)))
 
         return {
             HOST_CALL: middle(lambda t: t[PLAIN].forward) / self._entries,
+            BACKWARD_CALL: middle(lambda t: t[PLAIN].backward) / self._backward_entries,
             "forward": middle(lambda t: t[PLAIN].forward) / self._count["forward"],
             "backward": middle(lambda t: t[PLAIN].backward) / self._count["backward"],
             "cast": middle(lambda t: t[HALF].both - t[PLAIN].both) / max(1, self._casts),
@@ -115,7 +121,7 @@ class HostOverheadSteps:
             / (2 * max(1, self._inside)),
             "recurrent": middle(lambda t: t[RECURRENT].forward) / math.prod(CELLS),
             "recurrent_backward": middle(lambda t: t[RECURRENT].backward) / math.prod(CELLS),
-            SPEED_PROBE: middle(lambda t: t[PLAIN].both),
+            SPEED_PROBE: statistics.geometric_mean(self._probes),
         }
 
     def _turn(self) -> dict[str, _Seconds]:
@@ -134,15 +140,18 @@ def host_slowdown(measured: DeviceSpec, device: torch.device) -> float | None:
         return None
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), float32_precision("tf32"):
-            step = _Small(_job(), device)
-            times = [step.passes().both for _ in range(WARM + BEFORE)]
-        del step
+            now = _in_a_row(_Small(_job(), device))
     except torch.OutOfMemoryError:
         return None
     finally:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    return float((statistics.median(times[WARM:]) / reference) ** PERSISTENCE)
+    return float((now / reference) ** PERSISTENCE)
+
+
+def _in_a_row(step: _Small) -> float:
+    """Seconds of one of many steps, one after the other."""
+    return statistics.median([step.passes().both for _ in range(WARM + BEFORE)][WARM:])
 
 
 class _Small:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,7 @@ from ..torchkit.schemas import overload_name, schema_of
 from ..tracing.fake import untraceable_error
 from ..tracing.op_costs import tensors as tensors_in
 from .batch_statistics import CUMULATIVE_MOMENTUM, count_batches_at_run_time
+from .capture_conditions import capture_contexts
 from .operator_properties import STATISTICS, is_view, mutates
 
 ModuleCall = tuple[str, int]
@@ -58,19 +59,6 @@ class CapturedGraph:
         """Placeholders of a role (`parameter`, `buffer` or `batch`), by name."""
         nodes = (n for n in self.graph.nodes if n.op == "placeholder")
         return {n.meta["name"]: n for n in nodes if n.meta["role"] == role}
-
-
-_around: list[Callable[[], AbstractContextManager[object]]] = []
-
-
-@contextmanager
-def captured_within(context: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """Capture inside such a context, because a run will have it too."""
-    _around.append(context)
-    try:
-        yield
-    finally:
-        _around.pop()
 
 
 @with_real_tensors()
@@ -104,7 +92,7 @@ def capture(
                 traceback.preserve_node_meta(),
             ):
                 stack.enter_context(context)
-            for make in _around:
+            for make in capture_contexts():
                 stack.enter_context(make())
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # real problems warn again in the real run

@@ -40,6 +40,15 @@ def is_view(node: Node) -> bool:
     return aliased or node.target in sometimes
 
 
+def is_random(node: Node) -> bool:
+    """Whether an operator draws random numbers. Attention and recurrent layers do only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    given = {**dict(zip(argument_names(node.target), node.args, strict=False)), **node.kwargs}
+    rates = [a.name for a in schema_of(node.target).arguments if a.name in ("dropout", "dropout_p")]
+    return not rates or any(given.get(name, 0.0) != 0.0 for name in rates)
+
+
 def memory_writes(nodes: Iterable[Node]) -> list[tuple[Node, Node]]:
     """(operator, the node whose memory it writes into), for every write."""
     pairs = []

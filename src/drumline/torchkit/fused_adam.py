@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .operators import foreach_add_, foreach_sub_, fused_adam_, fused_adamw_, has_global_step_hooks
+from .operators import foreach_add_, fused_adam_, fused_adamw_, has_global_step_hooks
 from .profiler import spans_are_recorded
 
 __all__ = ["FusedAdam"]
@@ -46,7 +46,7 @@ class FusedAdam:
         self._lists: list[_Lists] | None = None
 
     @torch.no_grad()
-    def step(self, grad_scale: torch.Tensor | None, found_inf: torch.Tensor) -> bool:
+    def step(self, grad_scale: torch.Tensor | None = None, found_inf: torch.Tensor | None = None) -> bool:
         """Divide the gradients by `grad_scale` and update, unless `found_inf` is 1. False if nothing was done here."""
         if not self._known or not self._is_plain():
             return False
@@ -59,8 +59,9 @@ class FusedAdam:
         gradients = [[p.grad for p in lists.parameters] for lists in self._lists]
         if any(g is None for group in gradients for g in group):
             return False
+        taken = 1 if found_inf is None else 1 - found_inf
         for group, lists, grads in zip(optimizer.param_groups, self._lists, gradients, strict=True):
-            foreach_add_(lists.steps, 1)
+            foreach_add_(lists.steps, taken)  # the kernel reads it only if it updates
             kernel: Any = fused_adamw_ if group["decoupled_weight_decay"] else fused_adam_
             kernel(
                 lists.parameters,
@@ -79,7 +80,6 @@ class FusedAdam:
                 grad_scale=grad_scale,
                 found_inf=found_inf,
             )
-            foreach_sub_(lists.steps, [found_inf] * len(lists.steps))
         return True
 
     def _is_plain(self) -> bool:

@@ -11,13 +11,13 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 __all__ = [
     "assert_async",
+    "find_nonfinite_and_multiply_",
     "flash_attention_cpu",
     "flash_attention_cpu_backward",
     "foreach_add_",
     "foreach_copy_",
     "foreach_mul_",
     "foreach_norm",
-    "foreach_sub_",
     "fused_adam_",
     "fused_adamw_",
     "has_global_step_hooks",
@@ -39,9 +39,13 @@ foreach_add_ = torch._foreach_add_
 foreach_copy_ = torch._foreach_copy_
 foreach_mul_ = torch._foreach_mul_
 foreach_norm = torch._foreach_norm
-foreach_sub_ = torch._foreach_sub_
 fused_adam_ = torch._fused_adam_
 fused_adamw_ = torch._fused_adamw_
+
+
+find_nonfinite_and_multiply_ = torch._amp_foreach_non_finite_check_and_unscale_
+"""(tensors, found, factor): writes 1 to `found` if a number is not finite, and multiplies the tensors by the factor.
+Both are one float32 on their device. It is one launch, and a factor of 1 changes nothing."""
 
 scaled_mm = torch._scaled_mm
 """(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum): a matmul of float8 numbers,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch._C._autograd import _profiler_enabled as profiler_enabled
+from torch.autograd import profiler
 
 __all__ = ["SPAN_OPERATORS", "end_with_future", "profiler_enabled", "spans_are_recorded"]
 
@@ -23,7 +24,7 @@ SPAN_OPERATORS = frozenset(
 
 def spans_are_recorded() -> bool:
     """Whether a profiler of any kind records named spans."""
-    return bool(profiler_enabled() or torch.autograd.profiler._is_profiler_enabled)
+    return bool(profiler_enabled() or profiler._is_profiler_enabled)
 
 
 def end_with_future(span: torch.autograd.profiler.record_function, done: torch.futures.Future[None]) -> None:

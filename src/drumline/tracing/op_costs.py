@@ -65,12 +65,12 @@ def kind_of(name: str) -> str:
 
 
 def kind_of_call(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> str:
-    """The kind of one call; casts and changes of memory order are kinds of their own."""
+    """The kind of one call; casts, changes of memory order and expanded inputs are kinds of their own."""
     kind = kind_of(name)
     if kind not in ("pointwise", "special"):
         return kind
     largest = max((t.numel() for t in outputs), default=0)
-    whole = [t for t in [*inputs, *outputs] if t.numel() == largest and t.dim() > 1]
+    whole = [t for t in [*inputs, *outputs] if t.numel() == largest and t.dim() > 1 and not _is_expanded(t)]
     if len({_last_dim(t) for t in whole}) > 1:
         return "transpose"
     if len({_order(t) for t in whole if t.shape == whole[0].shape}) > 1:
@@ -79,7 +79,14 @@ def kind_of_call(name: str, inputs: list[torch.Tensor], outputs: list[torch.Tens
     written = [t.element_size() for t in outputs if t.is_floating_point() and t.numel() == largest]
     if kind == "pointwise" and read and written and min(read) != max(written):
         return "widen" if min(read) < max(written) else "narrow"
+    if kind == "pointwise" and any(_is_expanded(t) or 1 < t.numel() < largest for t in inputs):
+        return "broadcast"
     return kind
+
+
+def _is_expanded(t: torch.Tensor) -> bool:
+    """Whether several of its places are one value in memory."""
+    return any(n > 1 and stride == 0 for n, stride in zip(t.shape, t.stride(), strict=True))
 
 
 def copied_first(kind: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:

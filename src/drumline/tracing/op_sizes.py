@@ -8,7 +8,7 @@
     halves the work, else 1
   recurrent, recurrent_backward: steps, samples, width in, width of the state
   batch_norm, batch_norm_backward: samples, channels, positions
-  norm, norm_backward (of layers): rows, width
+  norm, norm_backward (of layers and groups): rows, width
   reduce, where rows are added up: rows, width
 """
 
@@ -44,6 +44,10 @@ def sizes_of(name: str, kind: str, args: Any, kwargs: Any, out: Any) -> tuple[in
     if name in ("native_layer_norm", "native_layer_norm_backward"):
         x, width = (args[1], args[2]) if name.endswith("backward") else args[:2]
         return (x.numel() // math.prod(width), math.prod(width))
+    if name in ("native_group_norm", "native_group_norm_backward"):
+        x, groups = (args[1], args[8]) if name.endswith("backward") else (args[0], args[6])
+        rows = x.shape[0] * groups
+        return (rows, x.numel() // rows)
     if name == "sum" and kind == "reduce":
         return rows_of(args[0], args[1] if len(args) > 1 else None)
     return ()

@@ -183,9 +183,9 @@ class CallComparison:
 
     def answer(self) -> None:
         """Answer a rank that asks, if a call of this rank takes long. Called by a thread a few times a second."""
-        now = time.monotonic()
+        now = time.perf_counter_ns()
         waits = self.open_calls.waits()
-        if not any(now - since > _STUCK for _, _, since in waits.values()):
+        if not any(now - since > 1e9 * _STUCK for _, _, since in waits.values()):
             return
         if self._store.check(["asked"]):
             # a rank that asks too may have asked last: what others asked before about its earlier calls is not seen

@@ -7,10 +7,12 @@ different shapes, and adds numbers of different types or of different tensors wi
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,14 +22,14 @@ from torch import Tensor
 from ...core.errors import DrumlineError
 from ...torchkit.autograd import BACKWARD
 from ...torchkit.process_groups import AllgatherOptions, has_backend
-from ..call_check import LIBRARY_PACKAGES, CallPlace, CallSignature, call_site, signature
+from ..call_check import LIBRARY_PACKAGES, CallPlace, CallSignature, CallSite, call_site, signature
 from ..environment import CHECKED_GLOO
 from ..rank_status import rank_status
 from ..signed_store import AlteredStore
 from ..tensor_identity import current_name, named_call
 from .buffers import RefusedCall, for_torch, operator_name
 from .call_comparison import CallComparison, start_answering, stop_answering
-from .gloo_works import EndOfMessage, GlooMessage, GlooWork, LeftGroup, SeveralWorks, WeakWork
+from .gloo_works import EndOfBucket, GlooMessage, GlooWork, LeftGroup, SeveralWorks, WeakWork
 from .torch_interface import MessageText, PythonProcessGroup
 
 _SUM = dist.ReduceOp.SUM
@@ -74,9 +76,12 @@ class GlooGroup(PythonProcessGroup):
         calls = dist.PrefixStore("calls", store)
         self._calls = CallComparison(calls, rank, size, timeout.total_seconds(), self._gather_bytes)
         self._open = self._calls.open_calls
-        self.watch_buckets: Callable[[str, float], Any] | None = None
-        """Called with the name and bytes of each asynchronous all-reduce: those of DDP. The result's `end()` is called
-        when it has ended, or if it is not `timed`, when this rank makes its next call outside of a backward."""
+        self._reported = 0
+        """The number of the last call that is in the status of this rank."""
+        self._reporting = threading.Lock()
+        self.watch_buckets: Any = None
+        """Its `add(name, bytes, start)` is called for each asynchronous all-reduce, those of DDP, with the start by
+        `time.perf_counter_ns`: at the moment of its end if it is `exact`, else when that is noticed."""
         start_answering(self._look)
 
     def get_group_store(self) -> dist.Store:
@@ -85,20 +90,50 @@ class GlooGroup(PythonProcessGroup):
 
     def _look(self) -> None:
         """Called by a thread a few times a second."""
-        if ended := self._open.sweep():
-            rank_status().collective_ended(ended)
+        self._sweep()
         self._calls.answer()
+
+    def _sweep(self, *, everything: bool = False) -> None:
+        """Report the asynchronous calls that have ended, and the buckets of DDP since the last report."""
+        ended, last = self._open.sweep(everything=everything), self._open.last()
+        if last is not None:
+            self._report(*last, ended)
+
+    def _report(self, number: int, call: CallSignature, site: CallSite, ended: int) -> None:
+        """Put a call into the status of this rank, with the buckets of DDP before it, unless it is there already."""
+        status, members = rank_status(), self._members or self.members
+        with self._reporting:
+            started, self._reported = number - self._reported, max(number, self._reported)
+            if started > 0:
+                status.collective_started(
+                    call.text,
+                    site.text,
+                    group=members.hash,
+                    number=number,
+                    peers=members.text,
+                    started=started,
+                    ended=ended,
+                )
+            elif ended:
+                status.collective_ended(ended)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _run(self, parts: CallParts, method: str, arguments: tuple[Any, ...], opts: Any, message: Any = None) -> Any:
+    def _run(
+        self,
+        parts: CallParts,
+        method: str,
+        arguments: tuple[Any, ...],
+        opts: Any,
+        size: float | None = None,
+    ) -> Any:
         """Compare and report a call, start it by a method of gloo, and wait for it unless it is asynchronous.
 
-        `message` is ended with it.
+        `size` are the bytes of a bucket that `watch_buckets` is told about.
 
-        Every bucket of every step passes here, between kernels that fill the caches: each line counts.
+        Called in every step, between kernels that fill the caches: each line counts.
         """
-        calls, status, members = self._calls, rank_status(), self._members or self.members
+        calls, status, start = self._calls, rank_status(), time.perf_counter_ns()
         expected, ended = calls.sequence.expected, 0
         known: _RecognizedCall | None = None if expected is None else expected.recognized_by
         if known is not None and known.parts == parts and known.place.is_here() and known.name == current_name():
@@ -109,9 +144,7 @@ class GlooGroup(PythonProcessGroup):
         if self._open.asynchronous and not (known is not None and known.from_backward):
             ended = self._open.sweep()  # DDP's buckets end at the end of the backward: its next call takes out all
         number, asynchronous = calls.number + 1, opts is None or getattr(opts, "asyncOp", True)
-        status.collective_started(
-            call.text, site.text, group=members.hash, number=number, peers=members.text, ended=ended
-        )
+        self._report(number, call, site, ended)
         try:
             if known is None:
                 if calls.enter(call, site) and (place := CallPlace.here(LIBRARY_PACKAGES)):
@@ -124,11 +157,14 @@ class GlooGroup(PythonProcessGroup):
                     self._open.begin(number, call, site)
             work = getattr(self._gloo, method)(*arguments)
             if asynchronous:
-                has_ended, message = _end_of(work, message, weak=parts[0] not in _HELD)
+                end = None if size is None else self._end_of(work, size, start)
+                has_ended = (
+                    WeakWork(work) if parts[0] not in _HELD else EndOfBucket(work) if size else work.is_completed
+                )
                 if known is None:
-                    self._open.go_on(number, has_ended, message)
+                    self._open.go_on(number, has_ended, end)
                     return GlooWork(work, self._reason, number)
-                self._open.asynchronous.append((number, call, site, time.monotonic(), has_ended, message))
+                self._open.asynchronous.append((number, call, site, start, has_ended, end))
                 return work if known.from_backward else GlooWork(work, self._reason, number)
             work.wait()
         except DrumlineError as e:
@@ -164,11 +200,41 @@ class GlooGroup(PythonProcessGroup):
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Reduce on every rank."""
-        opts, message = opts or dist.AllreduceOptions(), None
-        if self.watch_buckets is not None and opts.asyncOp:
-            message = self.watch_buckets("all_reduce", float(sum(t.nbytes for t in tensors)))
+        opts = opts or dist.AllreduceOptions()
         call = _parts("all_reduce", tensors, "sum" if opts.reduceOp == _SUM else _operator(opts))
-        return self._run(call, "allreduce", (tensors, opts), opts, message)
+        expected = self._calls.sequence.expected
+        known: _RecognizedCall | None = None if expected is None else expected.recognized_by
+        if (
+            known is not None
+            and known.from_backward
+            and known.parts == call
+            and known.place.is_here(nearer=1)
+            and known.name == current_name()
+            and rank_status().listener is None  # it would hear of the call too late
+        ):
+            return self._start_bucket(expected, known, tensors, opts)
+        size = float(sum(t.nbytes for t in tensors)) if self.watch_buckets is not None and opts.asyncOp else None
+        return self._run(call, "allreduce", (tensors, opts), opts, size)
+
+    def _start_bucket(self, expected: Any, known: _RecognizedCall, tensors: list[Tensor], opts: Any) -> Any:
+        """Start a recognized bucket of DDP. It is reported with the next other call, or by `_look`."""
+        calls, start = self._calls, time.perf_counter_ns()
+        calls.follow(expected)
+        try:
+            work = self._gloo.allreduce(tensors, opts)
+        except RuntimeError as e:
+            raise self._reason(e, calls.number) from None
+        end = None if self.watch_buckets is None else self._end_of(work, float(tensors[0].nbytes), start)
+        self._open.asynchronous.append((calls.number, known.call, known.place.site, start, EndOfBucket(work), end))
+        return work
+
+    def _end_of(self, work: Any, size: float, start: int) -> Callable[[], None] | None:
+        """The function to call when the end of a bucket is noticed, which records it; None if gloo itself calls it."""
+        end = partial(self.watch_buckets.add, "all_reduce", size, start)
+        if not self.watch_buckets.exact:
+            return end
+        work.get_future().add_done_callback(end)
+        return None
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         """Run several at once."""
@@ -296,23 +362,9 @@ class GlooGroup(PythonProcessGroup):
         """Leave the group; what is still open has ended with it."""
         stop_answering(self._look)
         self._gloo = LeftGroup()
-        rank_status().collective_ended(self._open.sweep(everything=True))
+        self._sweep(everything=True)
 
     abort = shutdown
-
-
-def _end_of(work: Any, message: Any, *, weak: bool) -> tuple[Callable[[], bool], Any]:
-    """How to see that an asynchronous call has ended, and the message to end then, if it does not end by itself.
-
-    `weak`: without holding the work, which would keep temporary results alive.
-    """
-    if message is None:
-        return WeakWork(work).is_completed if weak else work.is_completed, None
-    future = work.get_future()  # what DDP waits for: the work itself says so a moment later
-    if message.timed:
-        future.add_done_callback(EndOfMessage(message))
-        return future.done, None
-    return future.done, message
 
 
 def _parts(name: str, tensors: Sequence[Tensor], op: str = "", root: int | None = None) -> CallParts:

@@ -34,7 +34,7 @@ class WeakWork:
     def __init__(self, work: Any) -> None:
         self._reference = weakref.ref(work)
 
-    def is_completed(self) -> bool:
+    def __call__(self) -> bool:
         """Whether it has ended."""
         work = self._reference()
         return work is None or work.is_completed()
@@ -79,16 +79,16 @@ class GlooWork(dist.Work):
         return self._work.get_future()
 
 
-class EndOfMessage:
-    """Ends a message when a future is done."""
+class EndOfBucket:
+    """Whether a bucket of DDP has ended: its future, for which DDP waits, says so a moment before the work does."""
 
-    __slots__ = ("_message",)
+    __slots__ = ("_work",)
 
-    def __init__(self, message: Any) -> None:
-        self._message = message
+    def __init__(self, work: Any) -> None:
+        self._work = work
 
-    def __call__(self, _: object) -> None:
-        self._message.end()
+    def __call__(self) -> bool:
+        return bool(self._work.get_future().done())
 
 
 class SeveralWorks(dist.Work):

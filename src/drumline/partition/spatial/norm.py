@@ -166,11 +166,17 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: OptionalTensor, bias: OptionalTensor, eps: float, groups: StatisticsGroups
     ) -> tuple[torch.Tensor, ...]:
+        ctx.groups, ctx.biased = groups, bias is not None
         wide = _wide(x)
+        if is_shape_only(x):  # the operators below would take milliseconds, and the shapes are known
+            samples = 1 if groups.batch else len(x)
+            mean, variance, count = (wide.new_empty(samples, groups.groups) for _ in range(3))
+            ctx.save_for_backward(x, weight, mean, variance, count)
+            ctx.mark_non_differentiable(mean, variance, count)
+            return x.new_empty(x.shape), mean, variance, count
         mean, variance, count = _statistics(wide, groups)
         rstd = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, rstd, count)
-        ctx.groups, ctx.biased = groups, bias is not None
         group_map = _GroupMap(groups, wide)
         scale = group_map.to_channels(rstd)
         shift = -group_map.to_channels(mean) * scale

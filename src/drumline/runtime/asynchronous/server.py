@@ -138,7 +138,7 @@ class ParameterServer:
         self.note = ""
         with engine.phase("optimizer"), self._weights_lock:
             self.shard.set_gradients(_weighted_sum(gradients, command.weights), frozenset(command.unreached))
-            square = engine.read_numbers(engine.update.square())[0]
+            square = engine.read_numbers(engine.update.square().reshape(1))[0]
             engine.grad_norm = command.factor * math.sqrt(square) if square >= 0 else math.nan
             if math.isfinite(command.loss) and math.isfinite(engine.grad_norm):
                 engine.update.apply(command.factor, engine.grad_norm, engine.gradients_ready)

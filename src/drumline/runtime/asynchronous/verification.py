@@ -251,7 +251,7 @@ def _gradient(
     randomness.replace_draws = True
     for part in batch.micros:
         value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
-        with float32_arithmetic(precision), compute_precision(precision, device):
+        with float32_arithmetic(precision, device), compute_precision(precision, device):
             loss = call_user_code(lambda v=value, t=target: job.loss(call_model(model, v), t), "the replay")
         if isinstance(loss, tuple | list):
             total, weight = (loss[0], float(loss[1])) if part.samples else (loss[0] * 0.0, 0.0)

@@ -42,6 +42,12 @@ def complete_checkpoints(folder: Path) -> list[Path]:
     return [path for _, _, path in sorted(checkpoints, reverse=True)]
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint, by its name."""
+    match = _NAME.match(path.name)
+    return int(match[1]) if match else 0
+
+
 def find_checkpoints(path: Path) -> list[Path]:
     """The checkpoint at a path, or the checkpoints in a folder, newest first."""
     if (path / MANIFEST).exists():

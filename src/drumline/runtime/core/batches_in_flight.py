@@ -135,7 +135,7 @@ class BatchesInFlight:
             counted = batch.losses if engine.strategy.counts_loss else []
             loss, weight = sum((a for a, _ in counted), zero), sum((b for _, b in counted), zero)
             engine.local_loss = loss
-            square = engine.update.own_square().reshape(()) * float(engine.data_index == 0)  # replicas have the same
+            square = engine.update.own_square() * float(engine.data_index == 0)  # replicas have the same
             finite = self.stages.joint or self._is_finite(loss, square)
             bad = () if finite else self._bad_gradients(batch)
             own = [float(unreached), float(self.stop_wanted), *self._own_staleness(batch)]

@@ -29,6 +29,7 @@ from ..numerics.precision import float32_arithmetic
 from ..parallel.model_parallel import ModelParallel
 from ..state.buffer_snapshot import BufferSnapshot
 from ..state.pieces import ParameterPart, Piece, assemble
+from ..state.recorder import OpenPhase
 from ..state.weight_average import WeightAverage
 from .batches_in_flight import BatchesInFlight, refuse_clipping
 from .callback_list import CallbackList
@@ -181,7 +182,7 @@ class EngineCore:
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time a part of the step, and name it in traces and in this rank's status: `with engine.phase(name)`."""
         rank_status().phase(name)
-        return self._profiled_phase(name) if spans_are_recorded() else self.record.phase(name)
+        return self._profiled_phase(name) if spans_are_recorded() else OpenPhase(self.record, name)
 
     @contextmanager
     def _profiled_phase(self, name: str) -> Iterator[None]:
@@ -222,7 +223,7 @@ class EngineCore:
         sums: dict[str, torch.Tensor] = {}
         self.module.eval()
         try:
-            with self.strategy.averaged(), averaged, float32_arithmetic(self.plan.precision):
+            with self.strategy.averaged(), averaged, float32_arithmetic(self.plan.precision, self.device):
                 for samples in stream.source.one_pass():
                     micros = stream.cut(samples, self.steps).micros
                     rank_status().phase("evaluation")

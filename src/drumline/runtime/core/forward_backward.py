@@ -52,19 +52,19 @@ def forward_backward(engine: EngineCore, batch: RankBatch) -> StepSums:
     engine.local_loss = total
     with engine.phase("communication"):
         # for a small model every operator counts that the host launches here
-        sums = torch.stack([total, weight, constant(0.0, total)])
         if not strategy.counts_loss:
-            sums.zero_()
-        unreached = strategy.unreached()
-        if unreached:
-            sums[2] = unreached
+            total = weight = constant(0.0, total)
+        sums = [total, weight, constant(float(strategy.unreached()), total)]
         if engine.step_ranks > 1:
-            with engine.record.message("all_reduce", sums):
-                dist.all_reduce(sums, group=engine.group)
-        strategy.gather_gradients()
-        return StepSums(
-            torch.cat([sums, engine.update.square()]), strategy.samples_of(batch) if weighted else None, scale
-        )
+            values = torch.stack(sums)
+            with engine.record.message("all_reduce", values):
+                dist.all_reduce(values, group=engine.group)
+            strategy.gather_gradients()
+            values = torch.cat([values, engine.update.square().reshape(1)])
+        else:
+            strategy.gather_gradients()
+            values = torch.stack([*sums, engine.update.square()])
+        return StepSums(values, strategy.samples_of(batch) if weighted else None, scale)
 
 
 def _added(losses: list[MicroLoss], device: torch.device) -> MicroLoss:
@@ -79,8 +79,8 @@ def _added(losses: list[MicroLoss], device: torch.device) -> MicroLoss:
 
 def read_sums(engine: EngineCore, sums: StepSums) -> tuple[float, float]:
     """The mean loss, and the factor to multiply the gradients by. The host waits for a GPU only here."""
-    # one rank waits for no message, and a reading of a GPU's clock takes its host some microseconds
-    with engine.phase("communication") if engine.ranks > 1 else nullcontext():
+    # one rank waits for no message, a CPU has the numbers, and a phase takes a host some microseconds
+    with engine.phase("communication") if engine.ranks > 1 and sums.values.is_cuda else nullcontext():
         loss_sum, weight_sum, unreached, square = engine.read_numbers(sums.values)
         if unreached:
             engine.strategy.drop_unreached()

@@ -200,7 +200,7 @@ class _Captured:
 
     def sums(self, engine: EngineCore) -> StepSums:
         """The sums of the step, with the norm of the gradients."""
-        values = torch.cat([self._totals, engine.update.square()])
+        values = torch.cat([self._totals, engine.update.square().reshape(1)])
         return StepSums(values, self._samples if self._weighted else None, self.scale)
 
     def show_gradients(self) -> None:

@@ -10,7 +10,7 @@ import torch
 from ...core.errors import JobError, nearest
 from ...core.job import Job, call_user_code
 from ...torchkit.fused_adam import FusedAdam
-from ...torchkit.operators import foreach_mul_, foreach_norm
+from ...torchkit.operators import find_nonfinite_and_multiply_, foreach_mul_, foreach_norm
 from ...torchkit.optimizers import can_skip_on_device
 from ..memory.offload import HostCopy, values_up
 from ..numerics.constants import constant
@@ -64,7 +64,7 @@ class Update:
         """The part of the squared norm that this rank answers for."""
         gradients = [g for p in self._device_pieces if (g := p.value.grad) is not None and p.owned and g.numel()]
         if not gradients:
-            return torch.zeros(1, dtype=torch.float64, device=self._device)
+            return torch.zeros((), dtype=torch.float64, device=self._device)
         # a norm of numbers in half precision would be rounded to it
         narrow = [g for g in gradients if g.dtype in (torch.bfloat16, torch.float16)]
         if narrow:
@@ -74,7 +74,7 @@ class Update:
             *(foreach_norm(gradients) if gradients else ()),
         ]
         norms = torch.stack([part.double() for part in parts] if narrow else parts).double()
-        return torch.dot(norms, norms).reshape(1).to(self._device)
+        return torch.dot(norms, norms).to(self._device)
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
         """Multiply the gradients by `factor`, which gives the norm `norm`, clip, call `ready`, step. Then `finish`."""
@@ -87,7 +87,7 @@ class Update:
             self._host.gradients_down([p.value.grad for p in self._device_pieces])
         if self._rounding is not None and self._applied is not None:
             self._rounding.step(self._applied())
-        else:
+        elif not self._fused.step():
             self.optimizer.step()
         self.follow_weights()
         if self._host:
@@ -112,10 +112,9 @@ class Update:
         `sums` are the values that the engine reads afterwards: loss, weight, unreached parameters, squared norm.
         """
         divide: Any = scale if samples is None else sums[1] * (scale / samples)
-        bad = sums.dot(constant(0.0, sums, shape=tuple(sums.shape)))  # 0 times a number that is not finite is not 0
-        if samples is not None:
-            bad = bad + sums[1].reciprocal() * 0.0  # a batch without weight is bad, too
-        bad = bad.ne(0.0).float()
+        bad = torch.zeros((), device=sums.device)
+        checked = [sums] if samples is None else [sums, sums[1].reciprocal()]  # a batch without weight is bad, too
+        find_nonfinite_and_multiply_(checked, bad, constant(1.0, sums, dtype=torch.float32))
         if self.clip is not None:
             # (norm / divide + 1e-6) / clip is the norm after the division over its limit; below 1 nothing is clipped.
             # All of it times `divide`, in as few operators as possible: the host launches each of them

@@ -70,7 +70,7 @@ class DeepSpeedEngine(EngineAccessors):
                 self._begin()
             self._open = ExitStack()
             self._open.enter_context(engine.strategy.accumulate(last=self.is_gradient_accumulation_boundary()))
-            self._open.enter_context(float32_arithmetic(engine.plan.precision))
+            self._open.enter_context(float32_arithmetic(engine.plan.precision, engine.device))
         try:
             with (
                 engine.phase("forward"),
@@ -156,7 +156,7 @@ class DeepSpeedEngine(EngineAccessors):
                 with engine.record.message("all_reduce", self._sums):
                     dist.all_reduce(self._sums, group=engine.group)
             engine.strategy.gather_gradients()
-            total, unreached, square = torch.cat([self._sums, engine.update.square()]).tolist()
+            total, unreached, square = torch.cat([self._sums, engine.update.square().reshape(1)]).tolist()
             if unreached:
                 engine.strategy.drop_unreached()
         self.mean_loss = total / (engine.ranks * self.gradient_accumulation_steps())

@@ -169,12 +169,18 @@ class SpikeDetector:
         if self._limit and len(self._recent) >= self.LEAST and math.isfinite(loss):
             # plain floats: `statistics` computes with fractions, while a GPU waits
             mean = sum(self._recent) / len(self._recent)
-            spread = math.sqrt(sum((x - mean) ** 2 for x in self._recent) / len(self._recent))
             # a minimum spread: in a nearly constant loss not every small change is a spike
-            deviation = max(spread, 0.02 * abs(mean))
-            far = (loss - mean) / deviation if deviation else 0.0
-            if far > self._limit:
-                note = f"loss spike: {loss:.4g} is {far:.1f} standard deviations above the last {len(self._recent)}"
+            least = 0.02 * abs(mean)
+            if loss - mean > self._limit * least:  # nearly always it is not
+                far = self._far(loss, mean, least)
+                if far > self._limit:
+                    note = f"loss spike: {loss:.4g} is {far:.1f} standard deviations above the last {len(self._recent)}"
         if math.isfinite(loss):
             self._recent.append(loss)
         return note
+
+    def _far(self, loss: float, mean: float, least: float) -> float:
+        """Standard deviations between a loss and the mean of the recent ones; one is at least `least`."""
+        spread = math.sqrt(sum((x - mean) ** 2 for x in self._recent) / len(self._recent))
+        deviation = max(spread, least)
+        return (loss - mean) / deviation if deviation else 0.0

@@ -1,4 +1,4 @@
-"""Constant tensors on a GPU, made once: to make one takes a host as long as any other launch."""
+"""Constant tensors, made once: to make one takes a host as long as any other launch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def constant(
 
     Tensors without values, and those that a CUDA graph makes, belong to their context and are not kept.
     """
-    if type(like) is not torch.Tensor or not like.is_cuda or torch.cuda.is_current_stream_capturing():
+    if type(like) is not torch.Tensor or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return torch.full(shape, value, dtype=dtype, device=like.device)
     return _kept(value, shape, dtype, like.device)
 

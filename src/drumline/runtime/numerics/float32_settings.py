@@ -8,33 +8,35 @@ interface can read is changed by it, and both agree; otherwise the user has chos
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 
+def float32_in(word: str, device: torch.device) -> AbstractContextManager[None]:
+    """Compute float32 as `ieee` or `tf32` on a device, whatever the process has set, and restore its settings.
+
+    A CPU has no settings of convolutions and recurrent layers; that of matmuls is one with a GPU's.
+    """
+    on_gpu = device.type == "cuda"
+    settings: list[_Matmul | _Convolutions] = []
+    if not _means(torch.backends.cuda.matmul.fp32_precision, word):
+        settings.append(_Matmul())
+    if on_gpu and not all(_means(setting.fp32_precision, word) for setting in _convolutions()):
+        settings.append(_Convolutions())
+    return _changed(settings, word) if settings else nullcontext()
+
+
 @contextmanager
-def float32_in(word: str) -> Iterator[None]:
-    """Compute float32 as `ieee` or `tf32` on a GPU, whatever the process has set, and restore its settings."""
-    if _already(word):
-        yield
-        return
-    matmul, convolutions = _Matmul(), _Convolutions()
+def _changed(settings: Sequence[_Matmul | _Convolutions], word: str) -> Iterator[None]:
     try:
-        matmul.set(word)
-        convolutions.set(word)
+        for setting in settings:
+            setting.set(word)
         yield
     finally:
-        matmul.restore()
-        convolutions.restore()
-
-
-def _already(word: str) -> bool:
-    """Whether all settings are so: most processes have few others, and reading them costs a microsecond."""
-    cudnn: Any = torch.backends.cudnn
-    settings = torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
-    return all(_means(setting, word) for setting in settings)
+        for setting in settings:
+            setting.restore()
 
 
 class _Matmul:
@@ -63,8 +65,7 @@ class _Convolutions:
     """The settings of convolutions and recurrent layers, which the older interface does not distinguish."""
 
     def __init__(self) -> None:
-        cudnn: Any = torch.backends.cudnn
-        self._settings = cudnn.conv, cudnn.rnn
+        self._settings = _convolutions()
         self._new = tuple(setting.fp32_precision for setting in self._settings)
         try:
             self._old: bool | None = torch.backends.cudnn.allow_tf32
@@ -82,6 +83,11 @@ class _Convolutions:
         if self._old is not None:
             torch.backends.cudnn.allow_tf32 = self._old
         _put_back(self._settings, self._new)
+
+
+def _convolutions() -> tuple[Any, Any]:
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.conv, cudnn.rnn
 
 
 def _choose(settings: Sequence[Any], word: str) -> None:

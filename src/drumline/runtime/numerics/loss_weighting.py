@@ -30,7 +30,12 @@ def weighted_sum(job: Job, loss: Any, value: Any, target: Any, samples: int) -> 
         raise JobError(f"the loss is {what}", rule="the loss is one number (a mean), or (sum, weight)")
     if samples == 0:
         total, weight = torch.where(torch.zeros_like(total, dtype=torch.bool), total, 0.0), weight * 0.0
-    return total.reshape(()), weight.to(total.device).reshape(()), own
+    return _scalar(total), _scalar(weight.to(total.device)), own
+
+
+def _scalar(tensor: torch.Tensor) -> torch.Tensor:
+    """Its one element, without dimensions: a view of it is one more node of the autograd graph."""
+    return tensor.reshape(()) if tensor.dim() else tensor
 
 
 def _number(value: Any, like: Any) -> torch.Tensor:

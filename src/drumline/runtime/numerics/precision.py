@@ -17,28 +17,31 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "bf16-pure": torch.bflo
 """Precisions whose matmuls read half precision, and its type; those of `fp8` are in bf16 where they are not in fp8."""
 
 
-@contextmanager
-def compute_precision(precision: str, device: torch.device) -> Iterator[None]:
+def compute_precision(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Around forward and loss: autocast to the plan's precision."""
     if precision not in HALVES:
-        yield
-        return
+        return nullcontext()
     half = HALVES[precision]
-    recurrent: AbstractContextManager[object] = nullcontext()
+    autocast = torch.autocast(device.type, dtype=half)
     if device.type == "cuda":
-        recurrent = RecurrentDtype(half) if has_recurrent_layers() else recurrent
-    elif onednn_lacks(half):
-        recurrent = LstmWithoutOnednn(half)
-    with torch.autocast(device.type, dtype=half), recurrent:
+        return _both(autocast, RecurrentDtype(half)) if has_recurrent_layers() else autocast
+    return _both(autocast, LstmWithoutOnednn(half)) if onednn_lacks(half) else autocast
+
+
+@contextmanager
+def _both(first: AbstractContextManager[object], second: AbstractContextManager[object]) -> Iterator[None]:
+    with first, second:
         yield
 
 
-def float32_arithmetic(precision: str) -> AbstractContextManager[None]:
+def float32_arithmetic(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """Around forward and backward: float32 operators of a GPU compute in float32 under `fp32`, in tf32 under `tf32`.
 
     Under the other precisions what is left in float32 follows the settings of the process.
     """
-    return float32_in("tf32" if precision == "tf32" else "ieee") if precision in ("fp32", "tf32") else nullcontext()
+    if precision not in ("fp32", "tf32"):
+        return nullcontext()
+    return float32_in("tf32" if precision == "tf32" else "ieee", device)
 
 
 def to_device(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:

@@ -132,7 +132,7 @@ class AsynchronousStages:
                     on_update(ends[action.micro])
 
         strategy = self._strategy
-        with strategy.accumulate(last=False), float32_arithmetic(step.precision):
+        with strategy.accumulate(last=False), float32_arithmetic(step.precision, step.device):
             self._stream.run(actions, done, self._hooks(step, first))
 
     def _hooks(self, step: StepContext, first: int) -> StepHooks:

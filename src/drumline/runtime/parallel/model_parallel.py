@@ -80,7 +80,8 @@ class ModelParallel(FlatShard):
         self._runner = PipelineRunner(self.channels) if self.channels is not None else None
         self.clock = PipelineClock(device)
         """Times the actions of a pipeline."""
-        first = self._capture.capture_first(grid.size(DATA_AXES))
+        first_graph = self._capture.capture_first(grid.size(DATA_AXES))
+        first = first_graph.captured
         with compute_precision(plan.precision, device):
             self.partitioner.choose_splits(first)
         prices = self._prices(first, flops_per_byte)
@@ -95,7 +96,13 @@ class ModelParallel(FlatShard):
         weights.broadcast(first)
         recomputed = frozenset(spec.name for spec in layers)
         self._programs = MicroBatchPrograms(
-            self._capture, self.partitioner, self.placement, weights, self.root, recomputed
+            self._capture,
+            self.partitioner,
+            self.placement,
+            weights,
+            self.root,
+            recomputed,
+            first=(first_graph, self.first),
         )
         if self.partitioner.shared_gradients:  # parameters that tp ranks have whole and use on different parts
             self.sum_separately(
@@ -121,7 +128,7 @@ class ModelParallel(FlatShard):
         if not self.placement.pipelined:
             return super().forward_backward(batch, step)
         factor = self.gradient_divisor * step.scale / batch.samples
-        with self.accumulate(last=False), float32_arithmetic(step.precision):
+        with self.accumulate(last=False), float32_arithmetic(step.precision, step.device):
             losses, weighted = self.train_stages(batch.micros, factor, step)
         with step.phase("communication"):
             tied = tied_ranks(self._cut, self.placement.order)

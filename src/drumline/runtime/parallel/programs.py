@@ -20,7 +20,7 @@ from ...partition.stage_cutting import cut_into_stages, graph_operators
 from ..numerics.precision import compute_precision, to_device
 from .graph_partition import GraphPartitioner, PartitionedGraph
 from .initial_weights import InitialWeights
-from .job_capture import JobCapture
+from .job_capture import JobCapture, JobGraph
 from .placement import Placement
 
 
@@ -50,13 +50,16 @@ class MicroBatchPrograms:
         weights: InitialWeights,
         root: ParameterHolder,
         recomputed: frozenset[str],
+        *,
+        first: tuple[JobGraph, PartitionedGraph],
     ) -> None:
-        """`recomputed`: the layers that are recomputed in the backward."""
+        """`recomputed`: the layers that are recomputed in the backward; `first`: the first batch's graph."""
         self._capture, self._partitioner, self._placement = capture, partitioner, placement
         self._weights, self._root = weights, root
         self._plan, self._device, self._dtype = capture.plan, capture.device, capture.dtype
         self._programs: dict[Any, MicroBatchProgram] = {}
         self._recomputed = recomputed
+        self._first: tuple[JobGraph, PartitionedGraph] | None = first
 
     def all(self) -> Iterator[MicroBatchProgram]:
         """The programs made so far."""
@@ -102,9 +105,8 @@ class MicroBatchPrograms:
         return own
 
     def _make_program(self, batch: Any, samples: int, training: bool) -> MicroBatchProgram:
-        captured, own, names = self._capture.capture(batch, samples, training=training)
-        with compute_precision(self._plan.precision, self._device):
-            partitioned = self._partitioner.partition(captured, present=samples > 0)
+        graph, partitioned = self._partitioned(batch, samples, training)
+        captured, own, names = graph.captured, graph.own_weight, graph.names
         constants = self._weights.constants(captured.constants)
         if not self._placement.pipelined:
             program = StageProgram(self._recompute(partitioned.graph, constants), self._root, constants)
@@ -127,6 +129,16 @@ class MicroBatchPrograms:
             stages = replace(stages, stages=tuple(recomputed))
         bound = stages.bind(self._placement.stages, self._root, constants)
         return MicroBatchProgram(partitioned, None, bound, own, names)
+
+    def _partitioned(self, batch: Any, samples: int, training: bool) -> tuple[JobGraph, PartitionedGraph]:
+        """The graph of a micro-batch, whole and partitioned: the first batch's if it would be captured again."""
+        if training and self._first is not None:
+            first, self._first = self._first, None  # one program runs it, or none
+            if self._capture.would_capture(first[0], batch, samples, training=training):
+                return first
+        graph = self._capture.capture(batch, samples, training=training)
+        with compute_precision(self._plan.precision, self._device):
+            return graph, self._partitioner.partition(graph.captured, present=samples > 0)
 
     def _recompute(self, graph: Graph, constants: Mapping[str, torch.Tensor]) -> Graph:
         return recompute_layers(graph, self._recomputed, constants) if self._recomputed else graph

@@ -35,7 +35,7 @@ def try_split(job: Job, plan: Plan) -> SplitSummary:
     capture = JobCapture(job, plan, device, None)
     if plan.recompute == "full":
         recomputed_layers(capture.template, "full")
-    first = capture.capture_first(grid.size(DATA_AXES))
+    first = capture.capture_first(grid.size(DATA_AXES)).captured
     partitioner = GraphPartitioner(plan, grid, device)
     with compute_precision(plan.precision, device):
         partitioner.choose_splits(first)

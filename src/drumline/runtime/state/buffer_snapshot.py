@@ -64,9 +64,14 @@ class BufferSnapshot:
         self._settled: _Settled | None = None
         """Buffers to copy, once they are known."""
 
-    @torch.no_grad()
     def save(self) -> None:
         """Copy the buffers as they are now."""
+        if self._known and not self._buffers:  # a model without any
+            return
+        with torch.no_grad():
+            self._save()
+
+    def _save(self) -> None:
         if self._known is None:
             self._buffers = [
                 _Buffer(module, name, b, b._version, b.clone())

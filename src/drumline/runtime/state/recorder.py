@@ -14,8 +14,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -71,6 +71,8 @@ class StepRecorder:
         if not self._steps or self._steps[-1].ended:
             self._add(number)
         self._steps[-1].number = number
+        if self._bucket_group is not None:
+            self._bucket_group.watch_buckets = BucketWatch(self._steps[-1])
         if self.group_reports:
             self._group.watch = self.start_message  # type: ignore[union-attr]  # such a group has it
 
@@ -108,7 +110,7 @@ class StepRecorder:
             self._stream = torch.cuda.current_stream(self.device)  # looking it up costs more than recording
         self._steps.append(_Step(number, self._now()))
         if self._bucket_group is not None:
-            self._bucket_group.watch_buckets = self._start_bucket
+            self._bucket_group.watch_buckets = BucketWatch(self._steps[-1])
 
     def _starts_step(self, name: str) -> bool:
         """Whether a phase begins a new step: users' own loops do not mark the end of one."""
@@ -117,15 +119,11 @@ class StepRecorder:
         phases = self._steps[-1].phases
         return name == "forward" and bool(phases) and phases[-1][0] == "optimizer"
 
-    @contextmanager
-    def message(self, name: str, *tensors: torch.Tensor) -> Iterator[None]:
+    def message(self, name: str, *tensors: torch.Tensor) -> AbstractContextManager[None]:
         """Record a blocking message, unless its group reports it itself."""
         if self.group_reports or not self._steps:
-            yield
-            return
-        message = self.start_message(name, _bytes(tensors))
-        yield
-        message.end()
+            return nullcontext()
+        return self.start_message(name, _bytes(tensors))
 
     def start_message(self, name: str, size: float) -> OpenMessage:
         """Start a message; call `end()` on the result when it completes."""
@@ -139,12 +137,6 @@ class StepRecorder:
     def watch_buckets_of(self, group: Any) -> None:
         """Record DDP's buckets as a group reports them, step by step."""
         self._bucket_group = group
-
-    def _start_bucket(self, name: str, size: float) -> OpenMessage:
-        """Start a message of DDP, in a group that reports them."""
-        step, message = self._steps[-1], self.start_message(name, size)
-        message.timed = step.timed = step.number % EXACT_BUCKET_INTERVAL == 0
-        return message
 
     def track(self, name: str, work: Any, *tensors: torch.Tensor, unreported: bool = False) -> Any:
         """Record an asynchronous message until its future completes. Returns the work to wait on.
@@ -269,13 +261,18 @@ class OpenPhase:
 class OpenMessage:
     """A message under way."""
 
-    __slots__ = ("_name", "_recorder", "_size", "_start", "_step", "_thread", "timed")
+    __slots__ = ("_name", "_recorder", "_size", "_start", "_step", "_thread")
 
     def __init__(self, recorder: StepRecorder, name: str, size: float, start: Mark, step: _Step | None) -> None:
         self._recorder, self._name, self._size, self._start, self._step = recorder, name, size, start, step
         self._thread = threading.get_ident()
-        self.timed = True
-        """Whether the moment of its end matters."""
+
+    def __enter__(self) -> None:
+        """A thread is blocked by it."""
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        if kind is None:
+            self._arrived(self._start)
 
     def end(self) -> None:
         """Record its arrival, in the step in which it was started.
@@ -299,6 +296,21 @@ class OpenMessage:
         self._step.messages.append((self._name, self._start, end, self._size))
         if blocked_from is not None:
             self._step.blocked.append((blocked_from, end))
+
+
+class BucketWatch:
+    """Records DDP's buckets of one step, in a group that reports them."""
+
+    __slots__ = ("_step", "exact")
+
+    def __init__(self, step: _Step) -> None:
+        self._step = step
+        self.exact = step.timed = step.number % EXACT_BUCKET_INTERVAL == 0
+        """Whether the moment of their end matters."""
+
+    def add(self, name: str, size: float, start: int, _: object = None) -> None:
+        """Add a message that began at `start`, by `time.perf_counter_ns`, and has ended. A future may call this."""
+        self._step.messages.append((name, start, time.perf_counter_ns(), size))
 
 
 class _AwaitedWork:

@@ -11,8 +11,7 @@ half precision; `powersgd` sends two low-rank factors of every matrix, and adds 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
@@ -104,13 +103,8 @@ class ReplicatedModel(WholeModel):
             self.gradient_divisor = 1
         return self._ddp
 
-    @contextmanager
-    def accumulate(self, *, last: bool) -> Iterator[None]:
-        if self._ddp is None or last:
-            yield
-        else:
-            with self._ddp.no_sync():
-                yield
+    def accumulate(self, *, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if self._ddp is None or last else self._ddp.no_sync()
 
 
 def compress(model: DistributedDataParallel, how: str, group: dist.ProcessGroup) -> None:

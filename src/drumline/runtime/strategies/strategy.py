@@ -111,7 +111,7 @@ class Strategy(ABC):
         for i, micro in enumerate(batch.micros):
             step.seed(i)
             self._begin_micro(i)
-            with self.accumulate(last=i == len(batch.micros) - 1), float32_arithmetic(step.precision):
+            with self.accumulate(last=i == len(batch.micros) - 1), float32_arithmetic(step.precision, step.device):
                 with step.phase("forward"), compute_precision(step.precision, step.device):
                     total, weight, own = step.loss_of(micro)
                 weighted |= own

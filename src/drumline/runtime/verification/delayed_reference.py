@@ -56,7 +56,7 @@ def run_delayed_reference(
         loss_sum = weight_sum = 0.0
         for i, part in enumerate(stream.batch(step).micros):
             before_micro(step, i)
-            with float32_arithmetic(precision):
+            with float32_arithmetic(precision, device):
                 total, weight = _loss_of(job, model, part, device, dtype, precision)
                 total.backward()
             loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight

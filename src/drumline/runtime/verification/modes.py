@@ -16,12 +16,13 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ...partition.capture_conditions import RandomnessMode
 from ...torchkit.libraries import python_of_script
 from ...torchkit.modules import DropoutBase
 from ...tracing.grouped_matmul import patch_grouped_mm
 
 
-class NoRandomness(TorchFunctionMode):
+class NoRandomness(RandomnessMode):
     """Makes functional dropout the identity, and random draws the middle of their range."""
 
     def __init__(self) -> None:

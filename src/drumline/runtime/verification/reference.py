@@ -49,14 +49,14 @@ def run_reference(
             value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
             count = f"{part.samples} sample{'s' if part.samples > 1 else ''}"
             place = f"one device, in micro-batch {i + 1} of step {step + 1}, which has {count},"
-            with float32_arithmetic(precision), compute_precision(precision, device):
+            with float32_arithmetic(precision, device), compute_precision(precision, device):
                 loss = call_user_code(lambda v=value, t=target: job.loss(call_model(model, v), t), place)
             if isinstance(loss, tuple | list):
                 total, weight = loss[0], float(loss[1])
             else:
                 weight = float(job.sample_weight(value, target)) if job.sample_weight else float(part.samples)
                 total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
-            with float32_arithmetic(precision):
+            with float32_arithmetic(precision, device):
                 (total * scale).backward()
             loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

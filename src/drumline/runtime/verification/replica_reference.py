@@ -47,7 +47,7 @@ class ReferenceReplica:
         for micro in batch.micros:
             if micro.samples:
                 total, weight = self._loss(micro.input, micro.target, micro.samples)
-                with float32_arithmetic(self.precision):
+                with float32_arithmetic(self.precision, self.device):
                     total.backward()
                 loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
         if weight_sum:
@@ -62,7 +62,7 @@ class ReferenceReplica:
 
     def _loss(self, given: Any, wanted: Any, samples: int) -> tuple[torch.Tensor, float]:
         value, target = (to_device(part, self.device, self.dtype) for part in (given, wanted))
-        with float32_arithmetic(self.precision), compute_precision(self.precision, self.device):
+        with float32_arithmetic(self.precision, self.device), compute_precision(self.precision, self.device):
             loss = self.job.loss(call_model(self.model, value), target)
         if isinstance(loss, tuple | list):
             return loss[0], float(loss[1])

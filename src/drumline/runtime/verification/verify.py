@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ...core.job import Job
-from ...partition.capture import captured_within
+from ...partition.capture_conditions import captured_within
 from ...plans import Plan, check
 from ...reports.split_summary import SplitSummary
 from ..core.compiling import compiles_whole, inside_compiled
