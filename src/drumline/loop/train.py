@@ -146,8 +146,7 @@ def train(
         if events.records or isinstance(e, GaveUp):
             failure = e.what if isinstance(e, DrumlineError) else "interrupted"
             failed = make_run(folder, loaded, f, events.reports([]), earlier, command, failure=failure)
-            failed.save(folder)
-            watch.note(f"report: {write_page(failed, folder)}")
+            _keep_failed_run(failed, folder, watch)
         raise
     run = make_run(folder, loaded, f, reports, earlier, command)
     run.save(folder)
@@ -163,6 +162,17 @@ def train(
     if first["preempted"]:
         watch.warn("preempted: continue with --resume auto")
     return run
+
+
+def _keep_failed_run(run: Run, folder: Path, watch: TrainObserver) -> None:
+    """Save a run that failed, with its page. If the disk refuses, that is said: the error to raise is the run's."""
+    from ..reports.page import write_page
+
+    try:
+        run.save(folder)
+        watch.note(f"report: {write_page(run, folder)}")
+    except DrumlineError as e:
+        watch.warn(f"the failed run has no record: {e.what}")
 
 
 def _check_counts(ranks: int | None, steps: int | None) -> None:

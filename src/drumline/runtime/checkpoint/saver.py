@@ -162,10 +162,19 @@ class Saver:
         self._abort.clear()
         mine = self._failure()
         self._error = None
+        if self.engine.rank == 0 and (failed or mine):
+            self._free_disk()
         if failed is not None:
             raise failed
         raise_together(self.engine, mine if self.engine.rank == 0 else None)
         self.last = Path(broadcast_text(self.engine, str(self._written) if self.engine.rank == 0 else None))
+
+    def _free_disk(self) -> None:
+        """Remove what a failed save has written: its disk may be full. What stays is removed before the next save."""
+        try:
+            remove_leftovers(self._disk, self.folder)
+        except OSError as e:
+            print(f"drumline: an unfinished save in {self.folder} cannot be removed: {e.strerror}", file=sys.stderr)
 
     def _failure(self) -> DrumlineError | None:
         """The error of this rank's thread, if any."""
