@@ -379,11 +379,22 @@ def test_two_interrupts(folder: Path) -> None:
     assert "Traceback" not in errors
 
 
+def test_a_long_name_of_the_folder_for_temporary_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A socket below it would have too long a path; job schedulers choose such names."""
+    temporary = folder / ("x" * 100)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    with started(folder, "j.py:job") as process:
+        out, errors = process.communicate(timeout=120)
+    assert process.returncode == 0 and "step 10/10" in out, out + errors
+    assert [p.name for p in temporary.iterdir() if p.name.startswith("drumline-")] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_behind(folder: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that ranks have started end with them, and the launcher's temporary folders are removed."""
-    temporary = Path(tempfile.mkdtemp())  # the test's own folder may be too long a name for a socket
+    temporary = Path(tempfile.mkdtemp())
     monkeypatch.setenv("TMPDIR", str(temporary))
     with started(folder, "j.py:with_child") as process:
         members = family(process)

@@ -31,6 +31,7 @@ from typing import Any
 from ..comm.parent_process import die_with_parent
 from ..comm.rank_status import STATUS
 from ..core.errors import InputError
+from ..core.fork_server import fork_server
 from ..core.rank_info import REPLACED
 from ..core.streams import tolerate_failing_streams
 from .failures import RankEnd, died, error_message, out_of_memory_kills, raised, root_cause
@@ -75,8 +76,7 @@ def run_ranks(
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks} ranks", rule=f"from 1 to {MOST_RANKS} ranks on one machine")
     payload = pack((function, arguments))
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["drumline.runtime.training.preload"])
+    context = fork_server()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch's C++ warnings are for torch developers
     threads = threads or max(1, (os.cpu_count() or 1) // ranks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -17,6 +16,7 @@ from typing import Any, Protocol
 from ...comm.mpi.process_group import NAME
 from ...comm.mpi.world import INSTALL
 from ...core.errors import InputError
+from ...core.fork_server import fork_server
 from .operations import Operation
 from .rank import process_main
 
@@ -33,8 +33,7 @@ class TrialRanks(Protocol):
 
 def server() -> Any:
     """The fork server, after it has imported torch, so that the import does not count as time of a trial."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["drumline.runtime.training.preload"])
+    context = fork_server()
     first = context.Process(target=os.getpid)
     first.start()
     first.join()
