@@ -1,6 +1,6 @@
 """Prints the reliability table: every line that must hold, the tests that hold it, and their outcome.
 
-    python tests/reliability_table.py              run all named tests (half an hour), print the table
+    python tests/reliability_table.py              run all named tests, print the table
     python tests/reliability_table.py C S          only the lines of these groups, or single lines: C4 B1
     python tests/reliability_table.py --collect    only check that pytest finds the tests
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,10 @@ SURVIVAL = "launchers/test_survival.py::"
 LAUNCHED = "launchers/test_launched.py::"
 HOSTS = "launchers/test_launched_hosts.py::"
 MISTAKES = "comm/test_call_mistakes.py::"
+
+TOGETHER = ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone")
+ALONE = ("-m", "alone")
+"""As `make test` runs them: two files at a time, then what is watched by the clock."""
 
 # line, what must hold, names of tests (under tests/), what they leave out
 ROWS: list[tuple[str, str, list[str], str]] = [
@@ -621,15 +626,17 @@ def run(names: list[str], *, collect: bool) -> dict[str, collections.Counter[str
     counts: dict[str, collections.Counter[str]] = {name: collections.Counter() for name in names}
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "pytest", "-o", "addopts=", "-q", "-p", "no:cacheprovider"]
-        words += ["--collect-only"] if collect else [f"--junitxml={folder}/results.xml"]
-        done = subprocess.run([*words, *names], cwd=TESTS, capture_output=collect, text=True, check=False)
         if collect:
+            done = subprocess.run([*words, "--collect-only", *names], cwd=TESTS, capture_output=True, text=True)
             for line in done.stdout.splitlines():
                 for name in names:
                     if line.removeprefix("tests/").startswith(name) and "::" in line:
                         counts[name]["found"] += 1
             return counts
-        for case in ET.parse(f"{folder}/results.xml").iter("testcase"):  # pytest's own
+        reports = [Path(folder, "together.xml"), Path(folder, "alone.xml")]
+        for report, how in zip(reports, (TOGETHER, ALONE), strict=True):
+            subprocess.run([*words, *how, f"--junitxml={report}", *names], cwd=TESTS)
+        for case in itertools.chain(*(ET.parse(report).iter("testcase") for report in reports)):  # pytest's own
             found = f"{case.get('classname', '')}.{case.get('name', '')}".removeprefix("tests.")
             skipped = case.find("skipped")
             bad = case.find("failure") is not None or case.find("error") is not None

@@ -94,7 +94,8 @@ class SearchSpace:
         for dp in replicas(self._profile, self._devices):
             for zero, shard in shardings(dp, self._cluster):
                 for micro in self._micro_batches(self._profile.batch_size // dp, 1):
-                    for recompute in self._recomputations(Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, "none")):
+                    layout = Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, "none")
+                    for recompute in self._allowed_recomputations(layout):
                         yield Layout(dp, shard, zero, 1, 1, 1, 1, "none", micro, recompute)
 
     def split(self) -> Iterator[Layout]:
@@ -104,12 +105,12 @@ class SearchSpace:
         for dp, tp, cp, pp, tile in self.meshes():
             first = "1f1b" if pp > 1 else "none"
             for zero in (0, 1, 2, 3) if dp > 1 else (0,):
-                if not self._recomputations(Layout(dp, 0, zero, tp, cp, pp, 1, first, 1, "none", tile)):
+                if not self._allowed_recomputations(Layout(dp, 0, zero, tp, cp, pp, 1, first, 1, "none", tile)):
                     continue
                 for micro in self._micro_batches(self._profile.batch_size // dp, pp):
                     for schedule, virtual in self._schedules(pp, micro):
                         layout = Layout(dp, 0, zero, tp, cp, pp, virtual, schedule, micro, "none", tile)
-                        for recompute in self._recomputations(layout):
+                        for recompute in self._allowed_recomputations(layout):
                             yield Layout(dp, 0, zero, tp, cp, pp, virtual, schedule, micro, recompute, tile)
 
     def meshes(self) -> Iterator[tuple[int, int, int, int, tuple[int, int]]]:
@@ -129,8 +130,11 @@ class SearchSpace:
                             for dp in self._replicas_of(self._devices // (inner * pp)):
                                 yield dp, tp, cp, pp, tile
 
-    def _recomputations(self, layout: Layout) -> list[str]:
-        """Kinds of recomputation with which the engine runs a layout. Layouts that differ in sizes alone are alike."""
+    def _allowed_recomputations(self, layout: Layout) -> list[str]:
+        """Kinds of recomputation with which the engine runs a layout, none for a layout that it refuses.
+
+        Layouts that differ in sizes alone are alike.
+        """
         _, shard, zero, tp, cp, pp, virtual, schedule, micro, _, tile = layout
         key = (shard > 0, zero, tp > 1, cp > 1, pp > 1, virtual > 1, schedule, micro > 1, tile)
         if key not in self._allowed:
