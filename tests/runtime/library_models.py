@@ -69,9 +69,14 @@ def _scale(size: int, factor: int) -> torch.Tensor:
     return torch.sqrt(torch.tensor(size, dtype=torch.float) * factor)
 
 
+def _span(x: torch.Tensor, most: int) -> torch.Tensor:
+    """A number made of a shape, as a tensor, as DeBERTa scripts it."""
+    return torch.tensor(min(x.size(-1), most))
+
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # torch would not have people write it any more, and models have it
-    scripted_scale = torch.jit.script(_scale)
+    scripted_scale, scripted_span = torch.jit.script(_scale), torch.jit.script(_span)
 
 
 class Scripted(nn.Module):
@@ -83,6 +88,26 @@ class Scripted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.block(x) / scripted_scale(x.shape[-1], 3))
+
+
+class Spanned(nn.Module):
+    """Slices by a number that a scripted function makes of a shape, and masks by the smallest number of a dtype."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = small_jobs.Residual(6), nn.Linear(6, 3)
+        self.table = nn.Parameter(torch.linspace(0, 1, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        n = scripted_span(x, 4)
+        x = self.block(x) + self.table[8 - n : 8 + n].sum()
+        least = torch.full((), torch.finfo(x.dtype).min, device=x.device)  # of the default dtype, as in XGLM
+        return self.head(torch.where(x > -1, x, torch.max(x * 0.1, least)) * torch.tensor([0.1]))
+
+
+def doubles() -> list[tuple[torch.Tensor, int]]:
+    """Samples made of Python floats, as float32: in float64 they would be others."""
+    return [(torch.tensor([0.1 * i, 0.7, 0.3, 1 / (i + 1), 0.0, 1.0], dtype=torch.float32), i % 3) for i in range(17)]
 
 
 class Sound(nn.Module):
@@ -204,6 +229,11 @@ def run(model: Any, plan: str, steps: int = 3) -> Verification | None:
     job = small_jobs.make("mlp", model=model, clip=None, **_JOBS.get(model, {}))
     with mock.patch("drumline.tracing.layers.LEAST_UNIT", 40):
         return verify(job, Plan.parse(plan), steps=steps)
+
+
+def run_doubles(plan: str) -> Verification | None:
+    """The same of a model whose data is made of doubles."""
+    return verify(small_jobs.make("mlp", data=doubles), Plan.parse(plan), steps=3)
 
 
 def run_dropping(plan: str) -> Verification | None:

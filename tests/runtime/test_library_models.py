@@ -48,6 +48,18 @@ def test_scripted_functions_compute_in_float64_too(world: Worlds, plan: str) -> 
     parity.check(world(2).run(library_models.run, library_models.Scripted, plan)[0])
 
 
+@pytest.mark.parametrize("plan", ["dp=2", "tp=2", "pp=2,micro=2"])
+def test_numbers_made_of_shapes_and_of_the_default_dtype(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(library_models.run, library_models.Spanned, plan)[0])
+
+
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,sync=local:2"])
+def test_both_runs_read_the_same_data(world: Worlds, plan: str) -> None:
+    """Data that is made of doubles stays float32 where the model computes in float64."""
+    result = world(2).run(library_models.run_doubles, plan)[0]
+    assert result.passed and result.errors["float64"] <= 1e-10, result
+
+
 @pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3", "tp=2"])
 def test_unused_output_has_no_gradient(world: Worlds, plan: str) -> None:
     parity.check(world(2).run(library_models.run, library_models.Moments, plan)[0])

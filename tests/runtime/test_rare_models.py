@@ -62,7 +62,7 @@ def test_draws_are_replaced_by_the_middle() -> None:
     with without_randomness(nn.Linear(2, 2)) as randomness:
         assert not torch.randn_like(x).eq(0).any()
         assert not randomness.drawn
-        randomness.replace_draws = True
+        randomness.in_step = True
         assert torch.randn(2, 3).eq(0).all() and torch.randn_like(x).eq(0).all()
         assert torch.rand(2).eq(0.5).all() and torch.rand_like(x).eq(0.5).all()
         assert torch.randint(10, (3,)).tolist() == [4, 4, 4]

@@ -33,7 +33,7 @@ from ..torchkit.dispatch_modes import enter_autocast, exit_autocast, set_grad_en
 from ..torchkit.fake_tensors import FakeTensor, FakeTensorMode, with_real_tensors
 from ..torchkit.modules import BatchNormBase, reparametrize
 from ..torchkit.pytree import tree_flatten, tree_map, tree_unflatten
-from ..torchkit.schemas import overload_name, schema_of
+from ..torchkit.schemas import overload_name, schema_of, schema_or_none
 from ..tracing.fake import untraceable_error
 from ..tracing.op_costs import tensors as tensors_in
 from .batch_statistics import CUMULATIVE_MOMENTUM, count_batches_at_run_time
@@ -233,6 +233,8 @@ def clean_up(graph: Graph, outputs: Mapping[Any, tuple[Node | None, ...]]) -> di
             node.target = aten.detach.default
         elif _in_place(node):
             _out_of_place(graph, node)
+        elif _takes_default_dtype(node):
+            node.kwargs = {**node.kwargs, "dtype": node.meta["val"].dtype}
     outputs_now = {name: tuple(n and _replacement(n, replaced) for n in nodes) for name, nodes in outputs.items()}
     kept = {n for nodes in outputs_now.values() for n in nodes}
     for node in reversed(list(graph.nodes)):
@@ -240,6 +242,14 @@ def clean_up(graph: Graph, outputs: Mapping[Any, tuple[Node | None, ...]]) -> di
         if dead and node.target not in EFFECTS and not mutates(node):
             graph.erase_node(node)
     return outputs_now
+
+
+def _takes_default_dtype(node: Node) -> bool:
+    """Whether it makes a tensor of torch's default dtype, which may be another one when the graph runs."""
+    made, schema = node.meta.get("val"), schema_or_none(node.target)
+    if schema is None or not isinstance(made, torch.Tensor) or node.all_input_nodes or node.kwargs.get("dtype"):
+        return False
+    return {"dtype", "device"} <= {argument.name for argument in schema.arguments}
 
 
 def _in_place(node: Node) -> bool:

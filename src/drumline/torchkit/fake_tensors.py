@@ -25,6 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.modules import transformer
 
 from .dispatch_modes import without_dispatch_modes
+from .libraries import python_of_script
 
 __all__ = [
     "VALUE_REQUESTS",
@@ -51,9 +52,26 @@ def active_fake_mode() -> FakeTensorMode | None:
 
 
 def prepare() -> None:
-    """Adapt torch to fake tensors, once: silence the logger whose errors are raised anyway, and accept fake masks."""
+    """Adapt torch to fake tensors, once: silence the logger whose errors are raised anyway, accept fake masks, and run
+    scripted functions."""
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
     _accept_fake_masks()
+    _run_scripts_as_python()
+
+
+def _run_scripts_as_python() -> None:
+    """Run the Python of a scripted function on fake tensors: the script loses the numbers that it makes of shapes."""
+    plain: Any = torch.jit.ScriptFunction.__call__
+    if getattr(plain, "accepts_fake_tensors", False):
+        return
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        fake = any(isinstance(x, FakeTensor) for x in (*args, *kwargs.values()))
+        python = python_of_script(function) if fake else None
+        return (python or plain.__get__(function))(*args, **kwargs)
+
+    call.accepts_fake_tensors = True  # type: ignore[attr-defined]  # marks the replacement
+    torch.jit.ScriptFunction.__call__ = call  # type: ignore[method-assign,assignment]  # of any signature
 
 
 def _accept_fake_masks() -> None:

@@ -111,12 +111,12 @@ def _compute(job: Job, plan: Plan, dtype: torch.dtype | None, round: int) -> Non
     """A worker's part."""
     engine = make_worker(job, plan, dtype=dtype, round=round)
     streams = TaskStreams(engine, ahead=False)
-    with without_randomness(engine.template) as randomness, Float64Mode() if dtype else nullcontext():
+    with without_randomness(engine.template) as randomness, Float64Mode(randomness) if dtype else nullcontext():
         while engine.next_task()["task"] is not None:
             batch = streams.batch(engine.task)
-            randomness.replace_draws = True
+            randomness.in_step = True
             engine.step(batch)
-            randomness.replace_draws = False
+            randomness.in_step = False
     streams.close()
     engine.leave()
 
@@ -174,7 +174,8 @@ def replay(job: Job, updates: list[RecordedUpdate], plan: Plan, dtype: torch.dty
     result = _ServedRun()
     with ExitStack() as contexts:
         randomness = contexts.enter_context(without_randomness(model))
-        contexts.enter_context(Float64Mode() if dtype else nullcontext())
+        contexts.enter_context(Float64Mode(randomness) if dtype else nullcontext())
+        randomness.in_step = True
         for record in updates:
             update, loss, weight = record.update, 0.0, 0.0
             sums: list[torch.Tensor | None] = [None] * len(trained)
@@ -247,8 +248,8 @@ def _gradient(
     """Add the gradient of a batch's summed loss to the parameters; the sums of its loss and weight."""
     device = torch.device("cpu")
     loss_sum = weight_sum = 0.0
-    batch = stream.batch(step)
-    randomness.replace_draws = True
+    with randomness.outside_step():
+        batch = stream.batch(step)
     for part in batch.micros:
         value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
         with float32_arithmetic(precision, device), compute_precision(precision, device):
@@ -261,7 +262,6 @@ def _gradient(
             total = torch.where(torch.tensor(weight > 0, device=loss.device), loss * weight, 0.0)
         total.backward()
         loss_sum, weight_sum = loss_sum + float(total.detach()), weight_sum + weight
-    randomness.replace_draws = False
     return loss_sum, weight_sum
 
 

@@ -9,6 +9,7 @@ under pipedream-2bw it is 1 for all stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -37,16 +38,19 @@ def run_delayed_reference(
     prepare: Callable[[nn.Module], None],
     before_micro: Callable[[int, int], None],
     before_update: Callable[[int, nn.Module], None],
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[list[float], nn.Module]:
     """Train `steps` steps; returns the loss of each batch, on the weights it met, and the model after all updates.
 
     `delay` is that of each parameter; `drains` are the numbers of batches after which the pipeline was emptied.
+    `reading` is entered where data is read.
     """
     model = seeded_model(job, dtype).to(device).train()
     optimizer = job.optimizer_on((n, p) for n, p in model.named_parameters() if p.requires_grad)
     prepare(model)
     schedule = job.schedule(optimizer) if job.schedule else None
-    stream = Stream(job, load_data(job), micro=micro)
+    with reading():
+        stream = Stream(job, load_data(job), micro=micro)
     history = [_copy(model)]
     losses, empty = [], 0
     for step in range(steps):
@@ -54,7 +58,9 @@ def run_delayed_reference(
             empty = step
         _load(model, {name: history[max(empty, step - delay[name])][name] for name in history[step]})
         loss_sum = weight_sum = 0.0
-        for i, part in enumerate(stream.batch(step).micros):
+        with reading():
+            micros = stream.batch(step).micros
+        for i, part in enumerate(micros):
             before_micro(step, i)
             with float32_arithmetic(precision, device):
                 total, weight = _loss_of(job, model, part, device, dtype, precision)

@@ -25,14 +25,15 @@ from ...tracing.grouped_matmul import patch_grouped_mm
 class NoRandomness(RandomnessMode):
     """Makes functional dropout the identity, and random draws the middle of their range."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, draws: bool = True) -> None:
         super().__init__()
+        self._draws = draws
         self.dropout = False
         """Whether a module of the model had dropout."""
         self.drawn = False
         """Whether any other random draw was replaced."""
-        self.replace_draws = False
-        """Whether draws are replaced now: those of a step are, those of the data are not."""
+        self.in_step = False
+        """Whether a step runs: its draws are replaced, those of the data are not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -42,11 +43,20 @@ class NoRandomness(RandomnessMode):
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             if "dropout_p" in kwargs:
                 kwargs["dropout_p"] = 0.0
-        replacement = _MIDDLES.get(func) if self.replace_draws and kwargs.get("generator") is None else None
+        replacement = _MIDDLES.get(func) if self.in_step and self._draws and kwargs.get("generator") is None else None
         if replacement is not None:
             self.drawn = True
             return replacement(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+    @contextmanager
+    def outside_step(self) -> Iterator[None]:
+        """Read data in the middle of a step."""
+        before, self.in_step = self.in_step, False
+        try:
+            yield
+        finally:
+            self.in_step = before
 
     @property
     def notes(self) -> set[str]:
@@ -58,9 +68,9 @@ class NoRandomness(RandomnessMode):
 
 
 @contextmanager
-def without_randomness(model: nn.Module) -> Iterator[NoRandomness]:
-    """Disable dropout; other draws are replaced while `replace_draws` is set."""
-    mode = NoRandomness()
+def without_randomness(model: nn.Module, *, draws: bool = True) -> Iterator[NoRandomness]:
+    """Disable dropout; other draws are replaced while `in_step` is set, unless `draws` are to stay."""
+    mode = NoRandomness(draws=draws)
     for module in model.modules():
         if isinstance(module, DropoutBase):
             mode.dropout |= module.p > 0
@@ -162,16 +172,34 @@ _MIDDLES: dict[Any, Callable[..., torch.Tensor]] = {
 }
 
 
-class Float64Mode(TorchFunctionMode):
-    """Turns a model's explicit float32 computations into float64, for runs in float64.
+_NEW_TENSORS = {
+    torch.arange,
+    torch.as_tensor,
+    torch.empty,
+    torch.eye,
+    torch.full,
+    torch.linspace,
+    torch.logspace,
+    torch.ones,
+    torch.scalar_tensor,
+    torch.tensor,
+    torch.zeros,
+}
+"""Functions whose tensors have the default dtype if they are given floats and no dtype."""
 
-    Their rounding would hide what float64 is meant to show. Scripted functions run as Python, to be visible here.
-    Torch's own optimizers are not changed: their arithmetic has the dtype of the parameters, and their step counters
-    are float32, which fused GPU kernels rely on.
+
+class Float64Mode(TorchFunctionMode):
+    """Turns a model's float32 computations into float64, for runs in float64: explicit ones, and new tensors.
+
+    Their rounding would hide what float64 is meant to show, and the smallest float64 is no float32. Scripted functions
+    run as Python, to be visible here. Torch's own optimizers are not changed: their arithmetic has the dtype of the
+    parameters, and their step counters are float32, which fused GPU kernels rely on. Nor is the data: only a step is.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, randomness: NoRandomness | None = None) -> None:
+        """`randomness` says whether a step runs; without it, always."""
         super().__init__()
+        self._randomness = randomness
         self._script: Any = None
         self._updating = False
         self._hooks: list[Any] = []
@@ -206,10 +234,21 @@ class Float64Mode(TorchFunctionMode):
         self._updating = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._updating:
+        if self._updating or not (self._randomness is None or self._randomness.in_step):
             return func(*args, **(kwargs or {}))
         if func is torch.Tensor.float:
             return torch.Tensor.double(*args)
         args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         kwargs = {k: torch.float64 if a is torch.float32 else a for k, a in (kwargs or {}).items()}
+        if func in _NEW_TENSORS and kwargs.get("dtype") is None:
+            return _with_default_float64(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+
+def _with_default_float64(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch.set_default_dtype(usual)

@@ -49,17 +49,17 @@ def run_one_device(engine: Engine, steps: int, *, exact: bool = False) -> Verifi
     contexts = ExitStack()
 
     def prepare(model: torch.nn.Module) -> None:
-        randomness.append(contexts.enter_context(without_randomness(model)))
+        mode = contexts.enter_context(without_randomness(model, draws=replaces_draws(engine)))
         if exact:
-            contexts.enter_context(Float64Mode())
+            contexts.enter_context(Float64Mode(mode))
+        mode.in_step = True
+        randomness.append(mode)
         recorder.watch_model(model)
 
     def before_micro(step: int, i: int) -> None:
-        randomness[0].replace_draws = replaces_draws(engine)
         recorder.micro(i) if step == 0 else recorder.stop()
 
     def before_update(step: int, model: torch.nn.Module) -> None:
-        randomness[0].replace_draws = False
         for k, p in model.named_parameters():
             if p.grad is not None:
                 g = p.grad.detach().abs().cpu()
@@ -80,6 +80,7 @@ def run_one_device(engine: Engine, steps: int, *, exact: bool = False) -> Verifi
             dtype=torch.float64 if exact else engine.dtype,
             precision="fp32" if exact else engine.plan.precision,
             prepare=prepare,
+            reading=lambda: randomness[0].outside_step(),
             before_micro=before_micro,
             before_update=before_update,
         )

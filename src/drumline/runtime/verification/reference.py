@@ -6,6 +6,7 @@ It runs the plan's micro-batches, because samples of a micro-batch may affect ea
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
@@ -31,20 +32,24 @@ def run_reference(
     prepare: Callable[[nn.Module], None],
     before_micro: Callable[[int, int], None],
     before_update: Callable[[int, nn.Module], None],
+    reading: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> tuple[list[float], nn.Module]:
     """Train `steps` steps on one device; returns the loss of each step and the trained model.
 
-    `scale` is a fixed loss scale, without which fp16 gradients underflow.
+    `scale` is a fixed loss scale, without which fp16 gradients underflow. `reading` is entered where data is read.
     """
     model = seeded_model(job, dtype).to(device).train()
     optimizer = job.optimizer_on((n, p) for n, p in model.named_parameters() if p.requires_grad)
     prepare(model)
     schedule = job.schedule(optimizer) if job.schedule else None
-    stream = Stream(job, load_data(job), micro=micro)
+    with reading():
+        stream = Stream(job, load_data(job), micro=micro)
     losses = []
     for step in range(steps):
         loss_sum, weight_sum = 0.0, 0.0
-        for i, part in enumerate(stream.batch(step).micros):
+        with reading():
+            micros = stream.batch(step).micros
+        for i, part in enumerate(micros):
             before_micro(step, i)
             value, target = to_device(part.input, device, dtype), to_device(part.target, device, dtype)
             count = f"{part.samples} sample{'s' if part.samples > 1 else ''}"

@@ -233,8 +233,8 @@ def run_plan(engine: Engine, steps: int, notes: set[str], *, locate: bool = True
         hidden = inside_compiled(engine.model, whole=compiles_whole(plan)) if plan.compile else set()
         recorder.watch(engine.strategy, skip=hidden | inside_experts(engine.model))
     with (
-        without_randomness(engine.template) as randomness,
-        Float64Mode() if engine.dtype is torch.float64 else nullcontext(),
+        without_randomness(engine.template, draws=replaces_draws(engine)) as randomness,
+        Float64Mode(randomness) if engine.dtype is torch.float64 else nullcontext(),
     ):
         losses = _train(engine, steps, recorder, randomness)
     notes |= randomness.notes
@@ -260,10 +260,11 @@ def _train(engine: Engine, steps: int, recorder: ActivationRecorder, randomness:
     engine.gradients_ready = ready  # type: ignore[method-assign]  # this is what it is for
     losses = []
     for batch in engine.data(steps):
-        randomness.replace_draws = replaces_draws(engine)
+        randomness.in_step = True
         engine.step(batch)
-        randomness.replace_draws = False
+        randomness.in_step = False
         recorder.stop()
         losses += [done.loss for done in engine.completed_steps()]
+    randomness.in_step = True
     engine.drain()
     return losses + [done.loss for done in engine.completed_steps()]

@@ -111,7 +111,7 @@ def _run_ranks(engine: Engine, steps: int, notes: set[str]) -> ReplicaRun:
         {} if gradients else {k: g.cpu().clone() for k, g in engine.whole_gradients().items()}
     )
     sums = []
-    with without_randomness(engine.template) as randomness, _precision(engine):
+    with without_randomness(engine.template) as randomness, _precision(engine, randomness):
         for batch in engine.data(steps):
             with _drawing(randomness):
                 loss = engine.step(batch)
@@ -127,18 +127,18 @@ def _run_ranks(engine: Engine, steps: int, notes: set[str]) -> ReplicaRun:
     return ReplicaRun([total / weight for total, weight in table.tolist()], final, gradients)
 
 
-def _precision(engine: Engine) -> Float64Mode | nullcontext[None]:
-    return Float64Mode() if engine.dtype is torch.float64 else nullcontext()
+def _precision(engine: Engine, randomness: NoRandomness) -> Float64Mode | nullcontext[None]:
+    return Float64Mode(randomness) if engine.dtype is torch.float64 else nullcontext()
 
 
 @contextmanager
 def _drawing(randomness: NoRandomness) -> Iterator[None]:
     """Around a step: random draws are replaced; those of the data are not."""
-    randomness.replace_draws = True
+    randomness.in_step = True
     try:
         yield
     finally:
-        randomness.replace_draws = False
+        randomness.in_step = False
 
 
 # -- the simulation
@@ -153,7 +153,7 @@ def _simulate(engine: Engine, steps: int) -> tuple[ReplicaRun, Tensors]:
     with ExitStack() as contexts:
         models = nn.ModuleList(replica.model for replica in reference.replicas)
         randomness = contexts.enter_context(without_randomness(models))
-        contexts.enter_context(_precision(engine))
+        contexts.enter_context(_precision(engine, randomness))
         losses = reference.run(steps, lambda: _drawing(randomness))
     run = ReplicaRun(losses, reference.parameters, reference.replicas[0].first_gradients)
     return run, reference.largest
