@@ -74,7 +74,7 @@ def errors_of(
     }
     if exact:
         parts["last gradients"] = largest_error(mine.activations.gradients[-1], theirs.activations.gradients[-1])
-        final = without_zero_gradients(mine.parameters, theirs.parameters, theirs.activations.largest)
+        final = discount_small_gradients(mine.parameters, theirs.parameters, theirs.activations.largest)
         parts["parameters"] = largest_error(final, theirs.parameters)
     return parts, max(off)
 
@@ -101,16 +101,24 @@ def worst_of(parts: Mapping[str, float], bounds: Mapping[str, float]) -> str:
     return max(parts, key=lambda part: parts[part] / bounds[part] if parts[part] == parts[part] else math.inf)
 
 
-def without_zero_gradients(
+def discount_small_gradients(
     final: dict[str, torch.Tensor], updated: dict[str, torch.Tensor], largest: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """The plan's parameters, with elements of zero true gradient (an attention key bias) taken from the reference.
+    """The plan's parameters, closer to those of the reference where gradients are small.
 
-    Adam normalizes the rounding noise of such a gradient to a full step, so no two runs agree there. The comparison of
-    gradients has already shown that they are zero under the plan too.
+    Adam divides a gradient by its own size, and so its rounding error, which is that of the largest gradients. The
+    difference of an element counts as much less as its gradient is smaller than the share of the largest gradient to
+    which gradients are compared. Where a true gradient is zero (an attention key bias) no two runs agree: there it does
+    not count. The comparison of gradients has already shown that they are small, or zero, under the plan too.
     """
-    noise = 1e-12 * max((float(g.max()) for g in largest.values() if g.numel()), default=0.0)
-    return {
-        k: torch.where((largest[k] > 0) & (largest[k] < noise), updated[k].cpu(), p) if k in largest else p
-        for k, p in final.items()
-    }
+    most = max((float(g.max()) for g in largest.values() if g.numel()), default=0.0)
+    counted = {}
+    for name, p in final.items():
+        if most > 0 and name in largest:
+            weight = (largest[name].double() / (SHARES["float64"] * most)).clamp(max=1.0)
+            weight = torch.where(largest[name] < 1e-12 * most, 0.0, weight)
+            weight = torch.where(largest[name] == 0, 1.0, weight)  # nothing was divided
+            reference = updated[name].cpu()
+            p = reference + weight * (p - reference)
+        counted[name] = p
+    return counted

@@ -37,9 +37,9 @@ from .tolerances import (
     WITHOUT_HALO,
     VerificationRun,
     bounds_of,
+    discount_small_gradients,
     errors_of,
     limits_of,
-    without_zero_gradients,
     worst_of,
 )
 
@@ -193,7 +193,7 @@ def _compare(engine: Engine, steps: int, truth: VerificationRun | None, notes: s
         share=share,
     )
     if divergence is None and parts.get("parameters", 0.0) > bound:
-        final = without_zero_gradients(mine.parameters, theirs.parameters, theirs.activations.largest)
+        final = discount_small_gradients(mine.parameters, theirs.parameters, theirs.activations.largest)
         worst = max(final, key=lambda k: largest_error({k: final[k]}, {k: theirs.parameters[k]}))
         divergence = Divergence(worst.rpartition(".")[0], "update", parts["parameters"])
     dist.barrier()

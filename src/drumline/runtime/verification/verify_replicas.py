@@ -25,7 +25,7 @@ from .comparison import error, largest_error
 from .modes import Float64Mode, NoRandomness, without_randomness
 from .one_device import run_one_device
 from .replica_reference import ReplicaReference
-from .tolerances import BOUNDS, SHARES, without_zero_gradients, worst_of
+from .tolerances import BOUNDS, SHARES, discount_small_gradients, worst_of
 from .verify import Verification, build_engine, compute_dtype
 
 Tensors = dict[str, torch.Tensor]
@@ -167,7 +167,7 @@ def _errors(mine: ReplicaRun, theirs: ReplicaRun, largest: Tensors, computed: st
     if not exact:
         first = _loss_error(mine.losses[:1], theirs.losses[:1])
         return {"losses": first, "gradients": largest_error(mine.gradients, theirs.gradients, SHARES[computed])}
-    final = without_zero_gradients(mine.final, theirs.final, largest)
+    final = discount_small_gradients(mine.final, theirs.final, largest)
     return {
         "losses": _loss_error(mine.losses, theirs.losses),
         "gradients": largest_error(mine.gradients, theirs.gradients),
