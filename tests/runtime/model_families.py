@@ -134,6 +134,7 @@ IMAGES: dict[str, dict[str, Any]] = {
     "regnet": {**_STAGES, "embedding_size": 8, "groups_width": 8},
     "bit": {**_STAGES, "embedding_size": 8, "num_groups": 1},
     "mobilenet_v2": {"image_size": 16, "depth_multiplier": 0.35},
+    "mobilevit": {"image_size": 32, "hidden_sizes": [16, 16, 16], "neck_hidden_sizes": [8, 8, 8, 8, 8, 8, 16]},
     "poolformer": {"hidden_sizes": [8, 16, 16, 16], "depths": [1, 1, 1, 1]},
     "segformer": {
         **_STAGES,
@@ -174,11 +175,11 @@ def cells() -> Iterator[tuple[str, str]]:
 class Samples(Dataset[Any]):
     """What a family is trained on: words, pairs of sentences, or images."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, side: int) -> None:
         g = torch.Generator().manual_seed(1)
         self._kind = kind
         self._words = torch.randint(3, WORDS, (SAMPLES, LENGTH), generator=g)
-        self._images = torch.randn(SAMPLES, 3, 16, 16, generator=g)
+        self._images = torch.randn(SAMPLES, 3, side, side, generator=g)
 
     def __len__(self) -> int:
         return SAMPLES
@@ -217,11 +218,12 @@ def loss(output: Any, target: torch.Tensor) -> torch.Tensor:
 
 def run(name: str, plan: str) -> Verification | None:
     """On every rank: verify a family under a plan; small layers are units, as large ones are."""
+    kind, settings = FAMILIES[name]
     job = Job(
         model=lambda: build(name),
         loss=loss,
         optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3),
-        data=lambda: Samples(FAMILIES[name][0]),
+        data=lambda: Samples(kind, settings.get("image_size", 16)),
         batch_size=6,
         steps=2,
     )

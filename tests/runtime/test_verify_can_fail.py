@@ -9,7 +9,7 @@ import pytest
 import torch
 from world import World
 
-from drumline.runtime.verification.tolerances import discount_small_gradients
+from drumline.runtime.verification.tolerances import discount_small_gradients, rounded
 from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
@@ -97,3 +97,9 @@ def test_small_gradients_count_less_after_an_update() -> None:
     assert off["v"] == off["no gradient"] == [0.5]
     final["v"] = torch.tensor([float("nan")])
     assert discount_small_gradients(final, reference, largest)["v"].isnan().all()
+
+
+def test_rounding_in_float32_follows_from_float64() -> None:
+    """Beyond the bound of float64 it is an error, and explains nothing."""
+    assert rounded(1e-12, "float32") == pytest.approx(5.4e-4, rel=0.01)
+    assert rounded(2e-10, "float32") == rounded(1e-12, "bfloat16") == 0.0

@@ -2,7 +2,8 @@
 
 A low-precision dtype also rounds on one device. So each dtype has a fixed bound; if one device itself is further from
 float64 than half of it, the plan may be twice as far from one device as one device is from float64: two runs with
-equally large but different rounding differ by no more.
+equally large but different rounding differ by no more. In float32 the rounding is at least what the plan showed in
+float64, where nothing but rounding passes, times the ratio of the two types' precision.
 """
 
 from __future__ import annotations
@@ -94,6 +95,12 @@ def bounds_of(computed: str, plan: Plan, rounding: Mapping[str, float]) -> dict[
         return dict.fromkeys(("losses", "gradients", "last gradients", "parameters"), bound)
     own = {part: rounding.get(part, 0.0) for part in ("losses", "gradients")}
     return {part: max(bound, min(ROUNDINGS * e, MAX_BOUND) if math.isfinite(e) else 0.0) for part, e in own.items()}
+
+
+def rounded(exact: float, computed: str) -> float:
+    """The rounding in float32 of a plan that differs by `exact` in float64; 0 for coarser types."""
+    ratio = torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
+    return exact * ratio if computed == "float32" and exact <= BOUNDS["float64"] else 0.0
 
 
 def worst_of(parts: Mapping[str, float], bounds: Mapping[str, float]) -> str:

@@ -40,6 +40,7 @@ from .tolerances import (
     discount_small_gradients,
     errors_of,
     limits_of,
+    rounded,
     worst_of,
 )
 
@@ -100,7 +101,7 @@ def verify(job: Job, plan: Plan, *, steps: int = 10) -> Verification | None:
         checked = replace(plan, precision="fp32", compress="none", halo=True) if exact else plan
         engine = build_engine(job, checked, exact=exact)
         name = compute_dtype(engine)
-        comparison = _compare(engine, steps, truth, notes)
+        comparison = _compare(engine, steps, truth, parts.get("float64", {}), notes)
         if comparison is not None:
             parts[name], later, truth = comparison.parts, comparison.later, truth or comparison.reference
             if not exact and not plan.halo:
@@ -163,8 +164,13 @@ class _Comparison:
     reference: VerificationRun
 
 
-def _compare(engine: Engine, steps: int, truth: VerificationRun | None, notes: set[str]) -> _Comparison | None:
-    """Run plan and reference in one dtype; the first rank gets the result. `truth`: one device in float64."""
+def _compare(
+    engine: Engine, steps: int, truth: VerificationRun | None, exact: Mapping[str, float], notes: set[str]
+) -> _Comparison | None:
+    """Run plan and reference in one dtype; the first rank gets the result.
+
+    `truth` is one device in float64, and `exact` the errors of the plan in float64, if it has run in that.
+    """
     mine = run_plan(engine, steps, notes)
     present = torch.tensor([float(m.samples > 0) for m in engine.stream.batch(0).micros])
     outputs, output_gradients = (
@@ -177,7 +183,8 @@ def _compare(engine: Engine, steps: int, truth: VerificationRun | None, notes: s
     theirs = run_one_device(engine, steps)
     computed = compute_dtype(engine)
     parts, later = errors_of(mine, theirs, computed, engine.plan)
-    rounding = errors_of(theirs, truth, computed, engine.plan)[0] if truth is not None else {}
+    own = errors_of(theirs, truth, computed, engine.plan)[0] if truth is not None else {}
+    rounding = {part: max(error, rounded(exact[part], computed)) for part, error in own.items()}
     bounds, share = bounds_of(computed, engine.plan, rounding), limits_of(computed, engine.plan)[1]
     notes |= _raised_bounds(computed, engine.plan, rounding, bounds)
     bound = max(bounds.values())
@@ -204,7 +211,7 @@ def _raised_bounds(computed: str, plan: Plan, rounding: Mapping[str, float], bou
     """Notes on bounds that are set by one device's own rounding."""
     plain = limits_of(computed, plan)[0]
     return {
-        f"in {computed} the {part} of one device differ from float64 by {rounding[part]:.1e}, so the plan's may differ "
+        f"in {computed} the {part} of one device are rounded by {rounding[part]:.1e}, so the plan's may differ "
         f"from one device's by {bounds[part]:.1e} instead of {plain:g}"
         for part in rounding
         if bounds[part] > plain
