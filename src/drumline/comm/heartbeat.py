@@ -120,6 +120,7 @@ class Heartbeat:
         self._store, self._rank, self._size, self._status = SignedStore(store), rank, size, status
         self._detector = HangDetector(size, limit)
         self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._count = 0
         self._stored = time.monotonic()
         """When the store last answered."""
@@ -127,11 +128,15 @@ class Heartbeat:
     def start(self) -> None:
         """Start the two threads."""
         for target in (self._beat, self._watch_store):
-            threading.Thread(target=target, name="drumline heartbeat", daemon=True).start()
+            self._threads.append(threading.Thread(target=target, name="drumline heartbeat", daemon=True))
+            self._threads[-1].start()
 
     def stop(self) -> None:
-        """The group ends."""
+        """The group ends. A thread that is in torch's store when the interpreter ends would abort the process."""
         self._stop.set()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(_LAST_WORDS)
 
     def _beat(self) -> None:
         """Thread: publish, read and judge."""

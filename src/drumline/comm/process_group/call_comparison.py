@@ -201,27 +201,32 @@ def _texts(records: Iterable[bytes]) -> list[tuple[str, str]]:
 
 _looks: list[Callable[[], None]] = []
 _thread: threading.Thread | None = None
+_last_look = threading.Event()
 
 
 def start_answering(look: Callable[[], None]) -> None:
     """Let a thread of this process call `look` a few times a second, for a group."""
     global _thread
     _looks.append(look)
+    _last_look.clear()
     if _thread is None or not _thread.is_alive():
         _thread = threading.Thread(target=_serve, name="call comparison", daemon=True)
         _thread.start()
 
 
 def stop_answering(look: Callable[[], None]) -> None:
-    """The group has ended."""
+    """The group has ended. A thread that is in torch's store when the interpreter ends would abort the process."""
     with contextlib.suppress(ValueError):
         _looks.remove(look)
+    if not _looks and _thread is not None and _thread is not threading.current_thread():
+        _last_look.set()
+        _thread.join(1.0)
 
 
 def _serve() -> None:
     """Thread: look after all groups; it ends with the last one."""
     while _looks:
-        time.sleep(_LOOK)
+        _last_look.wait(_LOOK)
         for look in list(_looks):
             with contextlib.suppress(RuntimeError, AlteredStore):  # the store is gone, or the rank that asks finds out
                 look()
