@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -379,6 +380,11 @@ def test_two_interrupts(folder: Path) -> None:
     assert "Traceback" not in errors
 
 
+def ours(temporary: Path) -> list[str]:
+    """What is left in a folder, but for the cache that torch makes when it is imported."""
+    return [p.name for p in temporary.iterdir() if not p.name.startswith("torchinductor_")]
+
+
 def test_a_long_name_of_the_folder_for_temporary_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A socket below it would have too long a path; job schedulers choose such names."""
     temporary = folder / ("x" * 100)
@@ -387,7 +393,7 @@ def test_a_long_name_of_the_folder_for_temporary_files(folder: Path, monkeypatch
     with started(folder, "j.py:job") as process:
         out, errors = process.communicate(timeout=120)
     assert process.returncode == 0 and "step 10/10" in out, out + errors
-    assert [p.name for p in temporary.iterdir() if p.name.startswith("drumline-")] == []
+    assert ours(temporary) == []
 
 
 @pytest.mark.slow
@@ -404,7 +410,7 @@ def test_nothing_is_left_behind(folder: Path, number: signal.Signals, monkeypatc
         assert gone([*members, *children])
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     end = time.monotonic() + 5
-    while (left := [p.name for p in temporary.iterdir()]) and time.monotonic() < end:
+    while (left := ours(temporary)) and time.monotonic() < end:
         time.sleep(0.05)
     assert left == []
-    temporary.rmdir()
+    shutil.rmtree(temporary)
