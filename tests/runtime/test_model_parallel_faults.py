@@ -77,7 +77,7 @@ def test_without_a_fault(world: Worlds) -> None:
         ("statistics", "norm", "resnet", "dp=2,tile=2x1", "norm"),
         ("statistics", "blocks.0.norm1", "resnet", "dp=2,tp=2", "blocks.0.norm1"),
         ("tied", "", "gpt", "pp=2,micro=3,tp=2", "token"),
-        ("tied", "", "t5", "pp=2,micro=2,schedule=zero-bubble", "shared"),
+        ("tied", "", "t5", "pp=2,micro=2,schedule=zero-bubble,split=decoder.block.0", "shared"),
         ("scale", "3", "masked", "dp=2,pp=2,micro=3", "(loss)"),
     ],
 )

@@ -29,6 +29,10 @@ conv bias before a BatchNorm, which is truly zero, comes out at about 1e-4 of th
 ROUNDINGS = 2.0
 """Allowed error of a plan's run, as a multiple of one device's own rounding error."""
 
+ZERO_GRADIENT = 1e-4
+"""Weight of a parameter's difference where its gradient is exactly zero on one device. The plan's may be rounding, of
+which Adam's epsilon leaves about 1e-8 of an update; a forgotten weight decay still exceeds the bound."""
+
 MAX_BOUND = 0.5
 """Upper limit of every bound, however large the rounding: rounding does not account for half of a gradient."""
 
@@ -115,8 +119,8 @@ def discount_small_gradients(
 
     Adam divides a gradient by its own size, and so its rounding error, which is that of the largest gradients. The
     difference of an element counts as much less as its gradient is smaller than the share of the largest gradient to
-    which gradients are compared. Where a true gradient is zero (an attention key bias) no two runs agree: there it does
-    not count. The comparison of gradients has already shown that they are small, or zero, under the plan too.
+    which gradients are compared. Where a true gradient is zero (an attention key bias) no two runs agree, and it hardly
+    counts. The comparison of gradients has already shown that they are small, or zero, under the plan too.
     """
     most = max((float(g.max()) for g in largest.values() if g.numel()), default=0.0)
     counted = {}
@@ -124,7 +128,7 @@ def discount_small_gradients(
         if most > 0 and name in largest:
             weight = (largest[name].double() / (SHARES["float64"] * most)).clamp(max=1.0)
             weight = torch.where(largest[name] < 1e-12 * most, 0.0, weight)
-            weight = torch.where(largest[name] == 0, 1.0, weight)  # nothing was divided
+            weight = torch.where(largest[name] == 0, ZERO_GRADIENT, weight)
             reference = updated[name].cpu()
             p = reference + weight * (p - reference)
         counted[name] = p
