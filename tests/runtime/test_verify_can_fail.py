@@ -9,7 +9,8 @@ import pytest
 import torch
 from world import World
 
-from drumline.runtime.verification.tolerances import discount_small_gradients, rounded
+from drumline.runtime.verification.comparison import largest_error
+from drumline.runtime.verification.tolerances import BOUNDS, discount_small_gradients, rounded
 from drumline.runtime.verification.verify import Verification
 
 Worlds = Callable[[int], World]
@@ -103,3 +104,11 @@ def test_rounding_in_float32_follows_from_float64() -> None:
     """Beyond the bound of float64 it is an error, and explains nothing."""
     assert rounded(1e-12, "float32") == pytest.approx(5.4e-4, rel=0.01)
     assert rounded(2e-10, "float32") == rounded(1e-12, "bfloat16") == 0.0
+
+
+def test_a_forgotten_weight_decay_of_a_zero_gradient_is_found() -> None:
+    """One step of AdamW at its default decay and a rate of 1e-3: rows of an embedding that no sample reads."""
+    before = torch.linspace(0.5, 1, 8, dtype=torch.float64)
+    reference, final = {"rows": before * (1 - 1e-3 * 1e-2), "read": before}, {"rows": before, "read": before}
+    largest = {"rows": torch.zeros(8), "read": torch.ones(8)}
+    assert largest_error(discount_small_gradients(final, reference, largest), reference) > BOUNDS["float64"]
