@@ -1,12 +1,13 @@
 """The data-parallel family on one GPU: what the engine adds to a bare loop, and models larger than the device.
 
-    python benchmarks/gpu.py [overhead] [graph] [compiled] [verify] [memory] [offload] [chunk]
+    python benchmarks/gpu.py [overhead] [graph] [compiled] [verify] [memory] [offload] [chunk] [--cluster FILE]
 
 `overhead` takes steps of a bare loop and of the engine in turns and prints the ratio. `graph` measures the GPU,
-predicts what `graph=true` saves, and runs it; `compiled` compares `compile=true` with the plain engine. `verify` proves
-the plans that only a GPU can run. `memory` compares the peak of several plans with the prediction. `offload` and
-`chunk` cap the memory of the device with `set_per_process_memory_fraction` and train what does not fit under the cap:
-with the optimizer, or everything, in host memory; and a linear layer that is larger than the cap.
+unless a cluster file has its measurement, predicts what `graph=true` saves, and runs it; `compiled` compares
+`compile=true` with the plain engine. `verify` proves the plans that only a GPU can run. `memory` compares the peak of
+several plans with the prediction. `offload` and `chunk` cap the memory of the device with
+`set_per_process_memory_fraction` and train what does not fit under the cap: with the optimizer, or everything, in host
+memory; and a linear layer that is larger than the cap.
 Expected before measuring: overhead below 1.02; a captured step at most 0.65 of a bare loop for ResNet-50 and ViT at 32
 and 0.25 for a small MLP, predicted within 15%; peaks within 5% of what is predicted.
 """
@@ -107,11 +108,11 @@ def overhead(seconds: float = 10.0) -> None:
         free()
 
 
-def graph() -> None:
+def graph(cluster_file: str | None) -> None:
     """Compare the time a captured step saves with the prediction made with this GPU's own measurement."""
     from drumline.loop.measure import measure_local
 
-    host_bound.graph(measure_local(1))
+    host_bound.graph(load(cluster_file) if cluster_file else measure_local(1))
 
 
 def compiled(seconds: float = 6.0) -> None:
@@ -265,9 +266,9 @@ def free() -> None:
 
 def main() -> None:
     """Run the parts that were named, or all."""
-    parts = {
+    parts: dict[str, Callable[[], None]] = {
         "overhead": overhead,
-        "graph": graph,
+        "graph": lambda: graph(options.cluster),
         "compiled": compiled,
         "verify": prove,
         "memory": memory,
@@ -276,7 +277,9 @@ def main() -> None:
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", choices=[*parts, []], default=[])
-    names = parser.parse_args().parts or list(parts)
+    parser.add_argument("--cluster", help="a measurement of this GPU, for `graph`")
+    options = parser.parse_args()
+    names = options.parts or list(parts)
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}")
     for name in names:
         start = time.perf_counter()

@@ -4,23 +4,25 @@
     python benchmarks/predict_gpu.py page OUT/results.json [--engine FILE ...] [--unseen]     writes docs/gpu.md
     python benchmarks/predict_gpu.py engine FILE                                    only the output of benchmarks/gpu.py
 
-`run` measures the GPU as `drumline measure` does, unless it is given a cluster file, traces every model, and takes all
-models in turns, three times: each time it predicts the step, and only then runs 20 of them. As `drumline train` does,
-it probes how fast the host is now compared with the measurement (half a second) and predicts for that speed. Reported
-are the medians of the three predictions and of the three times, because a shared host changes its speed by a fifth
-within a minute. The peak of allocated memory is that of the first turn; the prediction without the probe is recorded,
-too. At the end two models are tried under a cap of memory: with the largest batch that is predicted to leave a tenth
-free, and with the smallest that is predicted not to fit. Expected before measuring: step time
-within 10% on average and 20% at worst, memory within 5% on average; of the models of `--unseen`,
+`run` traces every model, measures the GPU as `drumline measure` does, unless it is given a cluster file, and takes all
+models in turns. A turn consists of rounds: each probes how fast the host is now compared with the measurement, as
+`drumline train` does, predicts the step for that speed, and only then runs some steps. Predictions and steps alternate,
+because a shared host changes its speed by a fifth within a second: reported are the medians of all predictions and of
+the medians of all rounds' steps. The peak of allocated memory is that of the first turn; the prediction without the
+probe is recorded, too. At the end two models are tried under a cap of memory: with the largest batch that is predicted
+to leave a tenth free, and with the smallest that is predicted not to fit. Expected before measuring:
+step time within 10% on average and 20% at worst, memory within 5% on average; of the models of `--unseen`,
 step time within 6% on average and 20% at worst.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import dataclasses
 import gc
 import json
+import multiprocessing
 import statistics
 import sys
 import time
@@ -39,15 +41,21 @@ import drumline as dl
 from drumline.clusters import Cluster
 from drumline.costs import estimate
 from drumline.costs.what_if import with_host_slowdown
-from drumline.measurement.host_overhead import host_slowdown
+from drumline.measurement.host_overhead import HostProbe
 from drumline.models import Profile
 from drumline.runtime.engine import initialize
 from drumline.tracing import trace
 
-TURNS, STEPS, WARM = 3, 20, 4
+TURNS, WARM = 3, 4
+"""Turns of all models; uncounted steps of each."""
+ROUNDS, PROBES, STEPS = 8, 16, 6
+"""Rounds of a turn; steps of a round's probe, and of the model."""
+TRACERS = 8
+"""Processes that trace at once, before anything is timed."""
 CAP = 24 * 2**30
 CAPPED = ("GPT 768x12", "ResNet-50")
 PAGE = Path(__file__).parent.parent / "docs" / "gpu.md"
+ALL = (*TABLE, *UNSEEN)
 MARKS = {
     "predicted": ("<!-- predicted -->", "<!-- end -->"),
     "unseen": ("<!-- unseen -->", "<!-- end of unseen -->"),
@@ -60,9 +68,31 @@ def traced(entry: Entry) -> Profile:
     return trace(entry.job(), precision=dl.Plan.parse(entry.plan).precision, device="cuda")
 
 
+def _trace(entry_index: int) -> Profile | str:
+    """Trace one model in a process of its own; returns the name of a library that is missing."""
+    try:
+        return traced(ALL[entry_index])
+    except ImportError as e:
+        return str(e)
+
+
+def traced_at_once(chosen: Sequence[Entry]) -> dict[str, Profile | str]:
+    """Trace all models in a few processes."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(TRACERS, mp_context=context) as pool:
+        profiles = pool.map(_trace, [ALL.index(entry) for entry in chosen])
+        return dict(zip((entry.name for entry in chosen), profiles, strict=True))
+
+
 def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool, table: Sequence[Entry]) -> None:
-    """Measure, predict, run."""
+    """Trace, measure, predict, run."""
     out.mkdir(parents=True, exist_ok=True)
+    chosen = [entry for entry in table if not only or entry.name in only]
+    profiles = traced_at_once(chosen)
+    for entry in chosen:
+        profile = profiles[entry.name]
+        if not isinstance(profile, str):
+            profile.save(out / f"{file_name(entry)}.json")
     start = time.perf_counter()
     if cluster_file:
         cluster = Cluster.load(cluster_file)
@@ -74,26 +104,22 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool, tab
     cluster.save(out / "cluster.toml")
     print(f"{_measured(seconds)}\n{cluster}", flush=True)
     results: dict[str, Any] = {"machine": _machine(), "measure_seconds": seconds, "spread": cluster.measurement_spread}
-    results["models"] = []
-    chosen = [entry for entry in table if not only or entry.name in only]
     turns: dict[str, list[dict[str, Any]]] = {entry.name: [] for entry in chosen}
-    profiles: dict[str, Profile] = {}
     for _ in range(TURNS):
         results["models"] = []
         for entry in chosen:
-            start = time.perf_counter()
-            try:
-                if entry.name not in profiles:
-                    profiles[entry.name] = traced(entry)
-                    profiles[entry.name].save(out / f"{file_name(entry)}.json")
-                turns[entry.name].append(one(entry, profiles[entry.name], cluster))
-                row = merged(turns[entry.name])
-            except ImportError as e:
-                row = {"name": entry.name, "skipped": str(e)}
-            except Exception as e:
-                row = {"name": entry.name, "failed": f"{type(e).__name__}: {str(e)[:500]}"}
+            start, profile = time.perf_counter(), profiles[entry.name]
+            row: dict[str, Any] = {"name": entry.name}
+            if isinstance(profile, str):
+                row["skipped"] = profile
+            else:
+                try:
+                    turns[entry.name].append(one(entry, profile, cluster))
+                    row = merged(turns[entry.name])
+                except Exception as e:
+                    row["failed"] = f"{type(e).__name__}: {str(e)[:500]}"
             results["models"].append(row)
-            print(json.dumps(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
+            print(shown(row), f"({time.perf_counter() - start:.0f} s)", flush=True)
             (out / "results.json").write_text(json.dumps(results))
             free()
     if kernels:  # last: steps that came after a profiled one were slower on their host, for whatever reason
@@ -112,21 +138,29 @@ def file_name(entry: Entry) -> str:
     return entry.name.replace(" ", "-").replace(",", "").replace("/", "-")
 
 
+def shown(row: dict[str, Any]) -> str:
+    """One line about one model so far."""
+    if "seconds" not in row:
+        return json.dumps(row)
+    seconds, predicted, usual = (1e3 * row[name] for name in ("seconds", "predicted_seconds", "usual_seconds"))
+    slowdown = statistics.median(r["slowdown"] for r in row["rounds"])
+    return (
+        f"{row['name']}: {seconds:.1f} ms, predicted {predicted:.1f} ms ({100 * (predicted / seconds - 1):+.1f}%), "
+        f"without the probe {usual:.1f} ms; the host is expected to take {slowdown:.2f} times as long"
+    )
+
+
 def merged(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of several turns: medians of the seconds, everything else of the first."""
-    both = {
-        name: statistics.median(t[name] for t in turns) for name in ("seconds", "predicted_seconds", "usual_seconds")
-    }
-    each = [{name: t[name] for name in ("seconds", "predicted_seconds", "pace", "spread")} for t in turns]
-    return {**turns[0], **both, "turns": each}
+    """One row of several turns: the medians of all rounds, everything else of the first."""
+    rounds = [r for turn in turns for r in turn["rounds"]]
+    both = {name: statistics.median(r[name] for r in rounds) for name in ("seconds", "predicted_seconds")}
+    return {**turns[0], **both, "rounds": rounds}
 
 
 def one(entry: Entry, profile: Profile, cluster: Cluster) -> dict[str, Any]:
-    """Predict one model, then run it."""
+    """Predict one model and run it, in rounds."""
     plan = dl.Plan.parse(entry.plan)
     usual = estimate(profile, plan, cluster)
-    pace = host_slowdown(cluster.device, torch.device("cuda")) or 1.0
-    predicted = estimate(profile, plan, with_host_slowdown(cluster, pace))
     free()
     engine = initialize(entry.job(), plan)
     batch = _placed(entry, entry.batch)
@@ -134,30 +168,42 @@ def one(entry: Entry, profile: Profile, cluster: Cluster) -> dict[str, Any]:
         engine.step(batch)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    times = []
-    for _ in range(STEPS):
-        start = time.perf_counter()
+    for _ in range(WARM):
         engine.step(batch)
-        times.append(time.perf_counter() - start)
     torch.cuda.synchronize()
-    peak, phases = torch.cuda.max_memory_allocated(), engine.clock
+    peak, probe = torch.cuda.max_memory_allocated(), HostProbe(torch.device("cuda"))
+    rounds = []
+    for _ in range(ROUNDS):
+        slowdown = probe.slowdown(cluster.device, PROBES) or 1.0
+        predicted = estimate(profile, plan, with_host_slowdown(cluster, slowdown))
+        engine.step(batch)  # the first one after a probe
+        times, phases = [], []
+        for _ in range(STEPS):
+            start = time.perf_counter()
+            engine.step(batch)
+            times.append(time.perf_counter() - start)
+            phases.append(engine.clock)
+        rounds.append(
+            {
+                "slowdown": slowdown,
+                "predicted_seconds": predicted.step_seconds,
+                "seconds": statistics.median(times),
+                "phases": {name: statistics.median(p[name] for p in phases) for name in phases[0]},
+            }
+        )
     return {
         "name": entry.name,
         "plan": entry.plan,
         "batch": entry.batch,
         "library": entry.library,
         "parameters": profile.parameters,
-        "seconds": statistics.median(times),
-        "spread": _spread(times),
-        "predicted_seconds": predicted.step_seconds,
-        "parts": predicted.parts,
+        "parts": usual.parts,
         "peak": peak,
-        "predicted_peak": predicted.memory_bytes,
-        "memory_parts": predicted.memory_parts,
+        "predicted_peak": usual.memory_bytes,
+        "memory_parts": usual.memory_parts,
         "dtype": str(entry.dtype or ""),
-        "phases": phases,
-        "pace": pace,
         "usual_seconds": usual.step_seconds,
+        "rounds": rounds,
     }
 
 
@@ -215,11 +261,6 @@ def _placed(entry: Entry, batch: int) -> tuple[Any, Any]:
     x, y = entry.sample(batch)
     x = x.cuda()
     return (x.to(entry.dtype) if entry.dtype and x.is_floating_point() else x), y.cuda()
-
-
-def _spread(times: list[float]) -> float:
-    quarters = statistics.quantiles(times, n=4)
-    return (quarters[2] - quarters[0]) / 2 / statistics.median(times)
 
 
 def _measured(seconds: float) -> str:

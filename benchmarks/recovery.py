@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 from engine_peers.ratios import ratio
 from split_contest.page import paste
 
@@ -131,11 +132,18 @@ def recovery(text: str, command: list[str]) -> tuple[float, float]:
             again = max(min(t for t in _steps(folder, r) if t > killed + 0.2) for r in (0, 1)) - killed
             return _noticed(lines, killed), again
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _end(process)
             reader.join()
             time.sleep(1.0)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kill a launcher and its ranks: those of torchrun have sessions of their own, and outlive it."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for each in (*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+    process.wait()
 
 
 def _read(process: subprocess.Popen[str], lines: list[tuple[float, str]]) -> None:

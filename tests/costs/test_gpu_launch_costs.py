@@ -10,6 +10,7 @@ from drumline.clusters import Cluster, DeviceSpec, Link, Node, ShapeTimes
 from drumline.costs import estimate
 from drumline.costs.kernel_time import (
     BACKWARD_CALL,
+    BACKWARD_CAST,
     HOST_CALL,
     Pricer,
     backward_calls,
@@ -90,17 +91,21 @@ def test_recurrent_layers_are_launched_step_by_step() -> None:
     shape = tuple(Affine(n) for n in (64.0, 16.0, 8.0, 8.0))
     layer = Layer("rnn", "LSTM", 4, ops=(op("_cudnn_rnn", "recurrent", shape=shape, dtype="fp32"),))
     time = Pricer(Profile("toy", 4, (layer,)), device, "fp32").layer_time(layer, "forward", 1.0)
-    assert time.launch == pytest.approx(64 * 3e-4) and time.kernel == pytest.approx(0.01, rel=0.05)
-    products = Layer("before", "Linear", 4, ops=(op_of(4e9, "forward"),))
+    one = 1.6 * 64 * 3e-4  # a layer and its call, where four layers and their call take four times the measured time
+    assert time.launch == pytest.approx(one) and time.kernel == pytest.approx(0.01, rel=0.05)
+    four = dataclasses.replace(layer, ops=(dataclasses.replace(layer.ops[0], count=4),))
+    pricer = Pricer(Profile("toy", 4, (four,)), device, "fp32")
+    assert pricer.layer_time(four, "forward", 1.0).launch == pytest.approx(4 * 64 * 3e-4)
+    products = Layer("before", "Linear", 4, ops=(op_of(8e9, "forward"),))
     cluster = Cluster("toy", device, Node(1, Link(1e-6, 1e10)))
 
     def forward(on: Cluster, *layers: Layer) -> float:
         return estimate(Profile("toy", 4, layers), Plan.parse("dp=1"), on).parts["forward"]
 
-    assert forward(cluster, layer) == pytest.approx(64 * 3e-4)
-    assert forward(with_host_slowdown(cluster, 2.0), layer) == pytest.approx(2 * 64 * 3e-4)
+    assert forward(cluster, layer) == pytest.approx(one)
+    assert forward(with_host_slowdown(cluster, 2.0), layer) == pytest.approx(2 * one)
     before = forward(cluster, products)
-    assert before > 64 * 3e-4 and forward(cluster, products, layer) == pytest.approx(before + 0.01, rel=0.05)
+    assert before > one and forward(cluster, products, layer) == pytest.approx(before + 0.01, rel=0.05)
 
 
 def test_views_and_functions_take_host_time() -> None:
@@ -133,6 +138,8 @@ def test_parameters_and_layout_changes_take_host_time_in_the_backward() -> None:
         Pricer(profile, spec, "fp32").layer_time(layer, "backward", 1.0).launch for spec in (device, DEVICE)
     )
     assert measured == pytest.approx(2e-5 * calls + START["cast"])
+    own = dataclasses.replace(device, host_overhead={**device.host_overhead, BACKWARD_CAST: 3e-6})
+    assert Pricer(profile, own, "fp32").layer_time(layer, "backward", 1.0).launch == pytest.approx(2e-5 * calls + 3e-6)
     assert before == pytest.approx(6 * START["backward"] + START["cast"]), "a file without the new key"
     captured = launched_by(device, Plan.parse("dp=1,graph=true"))
     assert Pricer(profile, captured, "fp32").layer_time(layer, "backward", 1.0).launch == 0.0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from drumline import Job
 from drumline.core.errors import JobError
@@ -173,3 +175,57 @@ def test_the_jobs_collate_function_is_used() -> None:
     own = job(collate=lambda samples: (len(samples), "target"))
     [micro] = Stream(own, Numbers(4)).batch(0).micros
     assert (micro.input, micro.target, micro.samples) == (4, "target", 4)
+
+
+class Augmented(Numbers):
+    """Samples with random augmentation of every kind."""
+
+    def __getitem__(self, i: int) -> Any:
+        noise = torch.rand(()).item(), random.random(), np.random.rand()
+        return torch.tensor([float(i), *noise], dtype=torch.float64), i
+
+
+def drawn(stream: Stream, step: int) -> dict[int, list[float]]:
+    """The augmented samples of a step, by number."""
+    rows = [row for m in stream.batch(step).micros for row in m.input[: m.samples].tolist()]
+    return {int(row[0]): row[1:] for row in rows}
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("loader", [False, True])
+def test_random_augmentation_depends_on_the_sample_and_not_on_the_plan(micro: int, loader: bool) -> None:
+    def made(dp: int, index: int, micro: int) -> Stream:
+        data: Any = Augmented(11)
+        return Stream(job(), DataLoader(data, batch_size=4) if loader else data, dp=dp, index=index, micro=micro)
+
+    one = made(1, 0, 1)
+    alone = [drawn(one, step) for step in range(4)]
+    for ranks in (2, 3):
+        parts = [made(ranks, index, micro) for index in range(ranks)]
+        for step in range(4):
+            together = {k: v for part in parts for k, v in drawn(part, step).items()}
+            assert together == alone[step]
+    assert drawn(made(1, 0, 1), 2) == alone[2], "found again from any step"
+    noise = [tuple(v) for step in alone for v in step.values()]
+    assert len(set(noise)) == len(noise), "every sample of every step draws its own"
+
+
+def test_data_that_draws_nothing_is_loaded_once() -> None:
+    class Counted(Numbers):
+        reads = 0
+
+        def __getitem__(self, i: int) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(i)
+
+    stream = Stream(job(), Counted(8))
+    stream.batch(0), stream.batch(1)
+    assert Counted.reads == 8 and not stream.source.draws
+
+
+def test_loading_leaves_the_random_numbers_of_the_run_alone() -> None:
+    torch.manual_seed(1), random.seed(1)
+    stream = Stream(job(), Augmented(8))
+    before = torch.get_rng_state(), random.getstate()
+    stream.batch(0), stream.batch(1)
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]

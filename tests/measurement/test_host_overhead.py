@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from functools import partial
 
 import pytest
 import torch
 
 from drumline.clusters import DeviceSpec
-from drumline.costs.kernel_time import HOST_CALL
+from drumline.costs.kernel_time import BACKWARD_CALL, HOST_CALL
+from drumline.costs.tuning import BACKWARD_CAST_CALLS, CAST_CALLS
 from drumline.costs.what_if import SPEED_PROBE
 from drumline.measurement import host_overhead
-from drumline.measurement.host_overhead import HostOverheadSteps, host_slowdown
+from drumline.measurement.host_overhead import HostOverheadSteps, HostProbe, host_slowdown
 from drumline.measurement.in_step_slowdown import AttentionBlock, RecurrentBlock, block_job
 
 CPU = torch.device("cpu")
@@ -38,7 +39,6 @@ def test_overheads_are_compared_within_turns() -> None:
     measured._turns = [
         {
             "plain": seconds(s, 2 * s, 0.5 * s),
-            "half": seconds(2 * s, 3 * s),
             "full": seconds(2 * s, 4 * s),
             "selective": seconds(4 * s, 4 * s),
             "recurrent": seconds(0.256 * s, 0.512 * s),
@@ -47,15 +47,16 @@ def test_overheads_are_compared_within_turns() -> None:
     ]
     measured._turn = lambda: measured._turns[0]  # type: ignore[method-assign]  # the next ones are as the first
     overhead = measured.measure()
-    assert len(measured._probes) == 2, "steps in a row before and after"
-    assert overhead[SPEED_PROBE] == pytest.approx(math.prod(measured._probes) ** 0.5)
+    assert len(measured._probes) == 2 * host_overhead.TURNS, "steps in a row in every turn"
+    assert overhead[SPEED_PROBE] == statistics.median(measured._probes)
     assert overhead["forward"] * measured._count["forward"] == pytest.approx(1.0)
     assert (
         overhead[HOST_CALL] * measured._entries == pytest.approx(1.0)
         and overhead[HOST_CALL] < overhead["forward"] / 1.5
     )
     assert (overhead["recurrent"], overhead["recurrent_backward"]) == pytest.approx((1e-3, 2e-3))  # a step of one layer
-    assert overhead["cast"] * measured._casts == pytest.approx(2.0)
+    assert overhead["cast"] == CAST_CALLS * overhead[HOST_CALL]
+    assert overhead["cast_backward"] == BACKWARD_CAST_CALLS * overhead[BACKWARD_CALL]
     assert overhead["recompute"] * 2 * host_overhead.LAYERS == pytest.approx(2.0)
     assert overhead["selective_recompute"] * 2 * measured._inside == pytest.approx(3.0)
 
@@ -64,6 +65,17 @@ def test_part_of_a_probed_slowdown_remains_in_the_run(monkeypatch: pytest.Monkey
     monkeypatch.setattr(host_overhead._Small, "passes", lambda step: host_overhead._Seconds(0.01, 0.03))
     assert host_slowdown(device_of(**{SPEED_PROBE: 0.04}), CPU) == 1.0
     assert host_slowdown(device_of(**{SPEED_PROBE: 0.02}), CPU) == pytest.approx(2.0**host_overhead.PERSISTENCE)
+
+
+def test_what_many_probes_have_in_common_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_overhead._Small, "passes", lambda step: host_overhead._Seconds(0.01, 0.03))
+    probe, measured = HostProbe(CPU), device_of(**{SPEED_PROBE: 0.02})
+    expected = [probe.slowdown(measured, 1) for _ in range(30)]
+    assert expected == sorted(expected, key=float) and expected[0] == pytest.approx(2.0**host_overhead.PERSISTENCE)
+    assert expected[-1] == pytest.approx(2.0, rel=0.02)
+    monkeypatch.setattr(host_overhead._Small, "passes", lambda step: host_overhead._Seconds(0.01, 0.01))
+    after_one_fast = probe.slowdown(measured, 1)
+    assert after_one_fast is not None and 1.9 < after_one_fast < expected[-1], "one probe among many counts little"
 
 
 def test_the_probe_before_a_run_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from .tuning import (
     HALF_CONVOLUTION_CALLS,
     LOOP_CALLS,
     PARAMETER_CALLS,
+    RECURRENT_CALL_LAYERS,
+    RECURRENT_LAYERS,
     UNMEASURED_MATMUL_EFFICIENCY,
     VIEW_CALLS,
 )
@@ -34,6 +36,15 @@ HOST_CALL = "entry"
 
 BACKWARD_CALL = "backward_entry"
 """The same for the `backward_calls` of a backward."""
+
+BACKWARD_CAST = "cast_backward"
+"""The key for the time of the backward of a cast; without it, one of the forward (`cast`) counts."""
+
+LAUNCHES = (
+    *("forward", "cast", HOST_CALL, "recurrent"),
+    *("backward", BACKWARD_CAST, BACKWARD_CALL, "recurrent_backward"),
+)
+"""All keys for the time of a launch."""
 
 OPERATOR_OVERHEAD = {"forward": "operator_forward", "backward": "operator_backward"}
 """Keys of `DeviceSpec.host_overhead`: the time of an operator of a step on a CPU without its kernel, in Python and
@@ -219,17 +230,22 @@ class Pricer:
         for op in ops:
             seconds = self._kernel_seconds(op, n)
             if op.kind.startswith("recurrent"):  # thousands of kernels
-                launch, kernel = launch + op.count * self._recurrent_launch(op, n, seconds), kernel + op.count * seconds
+                launch, kernel = launch + self._recurrent_launch(op, n, seconds), kernel + op.count * seconds
             else:
-                cast = self._device.host_overhead.get("cast", 0.0)
+                cast = cast_overhead(op.phase, self._device) if self._beyond.casts(op) else 0.0
                 launch += op.count * (launch_overhead(op, self._device) + self._beyond.casts(op) * cast)
                 kernel += slowdown * op.count * seconds
         return LaunchAndKernelTime(launch, kernel)
 
     def _recurrent_launch(self, op: ProfiledOp, n: float, seconds: float) -> float:
-        """Launches of a recurrent layer, step by step; as long as its kernels where that was not measured."""
-        step = self._device.host_overhead.get(op.kind)
-        return seconds if step is None or not op.shape else step * op.shape[0].at(n)
+        """Launches of equal recurrent layers, step by step; as long as their kernels where that was not measured."""
+        layer_step = self._device.host_overhead.get(op.kind)
+        if layer_step is None or not op.shape:
+            return op.count * seconds
+        layers = float(op.count)
+        if op.kind == "recurrent":  # measured with some layers, of which each has its share of the call
+            layers = (layers + RECURRENT_CALL_LAYERS) * RECURRENT_LAYERS / (RECURRENT_LAYERS + RECURRENT_CALL_LAYERS)
+        return layers * layer_step * op.shape[0].at(n)
 
     def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
         """Bytes per second of a kernel bound by memory; by the operator's own name, if it was measured."""
@@ -297,11 +313,18 @@ def launch_overhead(op: ProfiledOp, device: DeviceSpec) -> float:
 
     That of a forward may be counted by `host_calls` instead (`HOST_CALL`), of a backward by `backward_calls`.
     """
-    start = device.host_overhead.get("backward" if op.phase == "backward" else "forward", device.launch)
     if op.name == CAST:
-        return device.host_overhead.get("cast", start)
+        return cast_overhead(op.phase, device)
+    start = device.host_overhead.get("backward" if op.phase == "backward" else "forward", device.launch)
     by_calls = BACKWARD_CALL if op.phase == "backward" else HOST_CALL
     return 0.0 if by_calls in device.host_overhead else start
+
+
+def cast_overhead(phase: str, device: DeviceSpec) -> float:
+    """Seconds of a GPU's host to launch a cast of autocast, or its backward."""
+    overhead = device.host_overhead
+    cast = overhead.get("cast", overhead.get("backward" if phase == "backward" else "forward", device.launch))
+    return overhead.get(BACKWARD_CAST, cast) if phase == "backward" else cast
 
 
 def _forward_ops(layer: Layer) -> int:

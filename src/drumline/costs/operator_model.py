@@ -27,7 +27,7 @@ from .data_parallel_comm import (
     sharded_units_seconds,
 )
 from .estimate import Estimate
-from .kernel_time import Pricer
+from .kernel_time import HOST_CALL, LAUNCHES, Pricer
 from .layer_time import (
     LayerCommTime,
     LayerSums,
@@ -50,7 +50,7 @@ from .stages import StageLayer, layer_names, layer_shares, stage_profile
 from .step import Step, Tail, TailPart, gap_between_steps, loss_agreement_seconds
 from .stored_type import stored_in
 from .straggling import with_stragglers
-from .tuning import COMPILED_HOST, MEASURED_ERROR, UNMEASURED_ERROR
+from .tuning import COMPILED_HOST, MEASURED_ERROR, OPS_BEFORE_UPDATE, UNMEASURED_ERROR
 from .typical_rates import with_typical_rates
 from .worker_memory import server_memory, worker_memory
 from .worker_times import TaskCompute, WorkerTimes, worker_times
@@ -327,6 +327,7 @@ class OperatorCostModel(CostModel):
             self._launches[key] = launch_seconds(rank.profile, pricer, plan, n, self._cluster)
         *_, sums = self._layers_of(plan)
         update = rank.profile.tensors * device.host_overhead.get("update", 0.0)
+        update += OPS_BEFORE_UPDATE * device.host_overhead.get(HOST_CALL, 0.0)
         return plan.micro * self._launches[key] + update - plan.micro * (sums.forward + sums.backward)
 
     def _tied_seconds(self, plan: Plan) -> float:
@@ -390,8 +391,7 @@ def launched_by(device: DeviceSpec, plan: Plan) -> DeviceSpec:
     """A GPU with its host's times under a plan: a graph launches all kernels at once, compiled code takes longer."""
     if device.kind != "cuda" or not (plan.graph or plan.compile):
         return device
-    launches = ("forward", "backward", "cast", "entry", "backward_entry", "recurrent", "recurrent_backward")
     factor = 0.0 if plan.graph else COMPILED_HOST
-    changed = {key: factor * device.host_overhead.get(key, device.launch) for key in launches}
+    changed = {key: factor * device.host_overhead.get(key, device.launch) for key in LAUNCHES}
     kept = {key: s for key, s in changed.items() if key in device.host_overhead or key in ("forward", "backward")}
     return replace(device, host_overhead=device.host_overhead | kept)

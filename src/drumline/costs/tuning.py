@@ -41,14 +41,20 @@ overhead. Moves the overhead of recurrent layers on CPUs."""
 # -- host of a GPU, in calls of one operator: by sixteen models of four libraries on a host whose GPU was almost idle
 #    (benchmarks/gpu_entries.py, docs/log/gpu.md). They move steps that are bound by launches.
 
-VIEW_CALLS = 0.2
+VIEW_CALLS = 0.1
 """Host time of a view."""
 
 FUNCTION_CALLS = 0.075
 """Host time of a Python function."""
 
-ATTENTION_CALLS = 4.0
+ATTENTION_CALLS = 1.0
 """Host time of attention, beyond that of another operator."""
+
+CAST_CALLS = 1.1
+"""Host time of a cast that autocast adds to a forward."""
+
+BACKWARD_CAST_CALLS = 0.25
+"""Host time of such a cast's backward, which involves no Python, in calls of an operator of the backward."""
 
 BACKWARD_ATTENTION_CALLS = 2.0
 """Host time of the backward of attention, beyond that of another operator of the backward."""
@@ -56,8 +62,15 @@ BACKWARD_ATTENTION_CALLS = 2.0
 PARAMETER_CALLS = 1.2
 """Host time of autograd to store the gradient of a parameter."""
 
-HALF_CONVOLUTION_CALLS = 1.5
+HALF_CONVOLUTION_CALLS = 1.0
 """Host time of the backward of a convolution in 16 bits, which changes the layout of its tensors, beyond another's."""
+
+RECURRENT_LAYERS = 4
+"""Layers of the recurrent model whose host time `measure` takes (`DeviceSpec.host_overhead`, `recurrent`)."""
+
+RECURRENT_CALL_LAYERS = 1.0
+"""Host time of a time step of a recurrent forward beyond that of its layers, in layers: 22, 35 and 57 us for one, two
+and four layers. A backward has none. Moves recurrent models with few layers."""
 
 CALLS_PER_OP = 2.0
 """Host time of an operator, its views and functions included, where these were not counted."""
@@ -65,6 +78,10 @@ CALLS_PER_OP = 2.0
 COMPILED_HOST = 1.15
 """A GPU host's time for a compiled model over that for the same model without compiling: its kernels are fewer, but
 launched from Python. ResNet-50 with a batch of 32 on an H200 (docs/gpu.md). Moves `compile=true` alone."""
+
+OPS_BEFORE_UPDATE = 12
+"""Operators that the host launches from the norm of the gradients to the optimizer: the sums of the step, clipping, the
+check for finite numbers. Counted in runtime/core/update.py. Moves steps that wait for their host."""
 
 OPS_BETWEEN_STEPS = 12
 """Operators that a host could launch between reading a loss and launching the first kernel of the next step. Moves the

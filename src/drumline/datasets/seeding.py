@@ -29,6 +29,12 @@ def seeded_random(*numbers: int) -> Iterator[None]:
         random.setstate(states[1])
 
 
+def random_state() -> tuple[object, ...]:
+    """The state of these generators: another one after any draw."""
+    _, key, *rest = np.random.get_state(legacy=True)  # the key changes when all numbers of it are drawn
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), key[0], *rest
+
+
 def mix_seed(*numbers: int) -> int:
     """Mix a list of numbers into one seed."""
     seed = 0

@@ -79,7 +79,10 @@ class Stream:
         return self.source.samples(step)
 
     def batch(self, step: int) -> RankBatch:
-        """This rank's slice of the batch of a step. Random augmentation depends on (seed, step, rank) alone."""
+        """This rank's slice of the batch of a step.
+
+        Random augmentation of a sample depends on seed, step and sample alone, that of a whole batch on the rank too.
+        """
         with seeded_random(self.job.seed, step, self.index):
             batch = self.cut(self.samples(step), step)
         if isinstance(self.source, MapSource) and self.source.prepares:
@@ -90,7 +93,7 @@ class Stream:
         """Cut a list of sample numbers into micro-batches, and take this rank's slice of each."""
         micros = []
         for part, chosen, own in self._slices(samples):
-            value, target = as_pair(self.source.load(chosen))
+            value, target = as_pair(self.source.load(chosen, self.job.seed, step))
             micros.append(RankMicroBatch(value, target, own, len(part)))
         return RankBatch(step, tuple(micros), len(samples))
 

@@ -69,9 +69,14 @@ class PackedDataset(Dataset[Any]):
             made[k] = self._sample(rows[position], view[begins[position] : begins[position + 1]], int(indices[k]))
         return made
 
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether samples pass through a function of the user's, which may draw random numbers."""
+        return self._decode is not None or self._transform is not None
+
     def collated(self, indices: Sequence[int]) -> Any:
         """A batch, as torch's default_collate would make it of the samples; much faster where they have one shape."""
-        if self._decode is None and self._transform is None:
+        if not self.runs_user_code:
             rows, order = self._sorted_rows(indices)
             batch = self._decoded_together(rows, order)
             if batch is not None:

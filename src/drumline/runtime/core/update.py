@@ -73,8 +73,9 @@ class Update:
             *(foreach_norm(narrow, 2, torch.float32) if narrow else ()),
             *(foreach_norm(gradients) if gradients else ()),
         ]
-        norms = torch.stack([part.double() for part in parts] if narrow else parts).double()
-        return torch.dot(norms, norms).to(self._device)
+        norms = torch.stack([part.double() for part in parts] if narrow else parts)
+        norm: torch.Tensor = torch.linalg.vector_norm(norms, dtype=torch.float64)
+        return norm.square().to(self._device)
 
     def apply(self, factor: float, norm: float, ready: Callable[[], None]) -> None:
         """Multiply the gradients by `factor`, which gives the norm `norm`, clip, call `ready`, step. Then `finish`."""
@@ -118,7 +119,9 @@ class Update:
         if self.clip is not None:
             # (norm / divide + 1e-6) / clip is the norm after the division over its limit; below 1 nothing is clipped.
             # All of it times `divide`, in as few operators as possible: the host launches each of them
-            divide = (sums[3].sqrt() / self.clip + divide * (1e-6 / self.clip)).clamp(min=divide)
+            least = divide * (1e-6 / self.clip)
+            least = least if isinstance(least, torch.Tensor) else constant(least, sums)
+            divide = torch.add(least, sums[3].sqrt(), alpha=1.0 / self.clip).clamp(min=divide)
         if self._exact and isinstance(divide, torch.Tensor):
             foreach_mul_(self._gradients(), divide.reciprocal())
             divide = 1.0
