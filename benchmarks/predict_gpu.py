@@ -5,12 +5,13 @@
     python benchmarks/predict_gpu.py engine FILE                                    only the output of benchmarks/gpu.py
 
 `run` traces every model, measures the GPU as `drumline measure` does, unless it is given a cluster file, and takes all
-models in turns. A turn consists of rounds: each probes how fast the host is now compared with the measurement, as
-`drumline train` does, predicts the step for that speed, and only then runs some steps. Predictions and steps alternate,
-because a shared host changes its speed by a fifth within a second: reported are the medians of all predictions and of
-the medians of all rounds' steps. The peak of allocated memory is that of the first turn; the prediction without the
-probe is recorded, too. At the end two models are tried under a cap of memory: with the largest batch that is predicted
-to leave a tenth free, and with the smallest that is predicted not to fit. Expected before measuring:
+models in turns. A turn consists of rounds: each probes how fast the host is now compared with the measurement, predicts
+the step for that speed, and only then runs some steps. (`drumline train` predicts once, after one longer probe.)
+Predictions and steps alternate, because a shared host changes its speed by a fifth within a second: reported are the
+medians of all predictions and of the medians of all rounds' steps. The peak of allocated memory is that of the first
+turn; the prediction without the probe is recorded, too. At the end two models are tried under a cap of memory: with the
+largest batch that is predicted to leave a tenth free, and with the smallest that is predicted not to fit. Expected
+before measuring:
 step time within 10% on average and 20% at worst, memory within 5% on average; of the models of `--unseen`,
 step time within 6% on average and 20% at worst.
 """
@@ -68,15 +69,17 @@ def traced(entry: Entry) -> Profile:
     return trace(entry.job(), precision=dl.Plan.parse(entry.plan).precision, device="cuda")
 
 
-def _trace(entry_index: int) -> Profile | str:
-    """Trace one model in a process of its own; returns the name of a library that is missing."""
+def _trace(entry_index: int) -> Profile | dict[str, str]:
+    """Trace one model in a process of its own; returns why not, for its row."""
     try:
         return traced(ALL[entry_index])
     except ImportError as e:
-        return str(e)
+        return {"skipped": str(e)}
+    except Exception as e:
+        return {"failed": f"{type(e).__name__}: {str(e)[:500]}"}
 
 
-def traced_at_once(chosen: Sequence[Entry]) -> dict[str, Profile | str]:
+def traced_at_once(chosen: Sequence[Entry]) -> dict[str, Profile | dict[str, str]]:
     """Trace all models in a few processes."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(TRACERS, mp_context=context) as pool:
@@ -91,7 +94,7 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool, tab
     profiles = traced_at_once(chosen)
     for entry in chosen:
         profile = profiles[entry.name]
-        if not isinstance(profile, str):
+        if isinstance(profile, Profile):
             profile.save(out / f"{file_name(entry)}.json")
     start = time.perf_counter()
     if cluster_file:
@@ -110,8 +113,8 @@ def run(out: Path, only: list[str], cluster_file: str | None, kernels: bool, tab
         for entry in chosen:
             start, profile = time.perf_counter(), profiles[entry.name]
             row: dict[str, Any] = {"name": entry.name}
-            if isinstance(profile, str):
-                row["skipped"] = profile
+            if not isinstance(profile, Profile):
+                row |= profile
             else:
                 try:
                     turns[entry.name].append(one(entry, profile, cluster))

@@ -139,10 +139,14 @@ def recovery(text: str, command: list[str]) -> tuple[float, float]:
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Kill a launcher and its ranks: those of torchrun have sessions of their own, and outlive it."""
+    ranks = []
     with contextlib.suppress(psutil.NoSuchProcess):
-        for each in (*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
+        ranks = psutil.Process(process.pid).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # first: it would start its ranks again
+    for rank in ranks:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            rank.kill()
     process.wait()
 
 

@@ -88,7 +88,7 @@ def test_steps_out_of_order(loader: Any) -> None:
         assert equal(ahead.batch(step), plain.batch(step))
 
 
-def test_random_numbers_depend_on_step_and_rank() -> None:
+def test_random_numbers_depend_on_step_and_sample() -> None:
     drawn = set()
     for index in range(2):
         stream = Stream(job(batch_size=8), Random(8), dp=2, index=index)

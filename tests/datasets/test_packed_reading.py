@@ -88,6 +88,16 @@ def test_workers_load_the_same_batches(packed: Path) -> None:
             assert equal(ahead.batch(step), Stream(job(), data, dp=2, index=1, micro=2).batch(step))
 
 
+def test_a_transform_that_draws_depends_on_the_sample_and_not_on_the_ranks(packed: Path) -> None:
+    data = dl.PackedDataset(packed, transform=lambda s: (torch.rand(2, dtype=torch.float64), s[1]))
+
+    def drawn(dp: int) -> dict[int, list[float]]:
+        micros = [m for i in range(dp) for m in Stream(job(), data, dp=dp, index=i).batch(2).micros]
+        return {int(y): x.tolist() for m in micros for x, y in zip(m.input, m.target, strict=True)}
+
+    assert drawn(1) == drawn(2) and len(drawn(1)) == 4
+
+
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_torchs_own_loader(packed: Path) -> None:
     data = dl.PackedDataset(packed)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from drumline import Job
 from drumline.core.errors import JobError
-from drumline.datasets import RankBatch, Stream, split_range
+from drumline.datasets import RankBatch, Stream, sources, split_range
 
 
 class Numbers:
@@ -223,9 +223,42 @@ def test_data_that_draws_nothing_is_loaded_once() -> None:
     assert Counted.reads == 8 and not stream.source.draws
 
 
-def test_loading_leaves_the_random_numbers_of_the_run_alone() -> None:
+def test_an_evaluation_leaves_the_random_numbers_of_the_run_alone() -> None:
     torch.manual_seed(1), random.seed(1)
     stream = Stream(job(), Augmented(8))
     before = torch.get_rng_state(), random.getstate()
-    stream.batch(0), stream.batch(1)
+    stream.cut([0, 1, 2], 0)
+    assert stream.source.draws
     assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+
+
+def test_what_collate_draws_does_not_depend_on_the_batches_before() -> None:
+    def mixed(samples: list[Any]) -> Any:
+        return torch.stack([x for x, _ in samples]) * torch.rand(()), torch.tensor([y for _, y in samples])
+
+    stream, resumed = (Stream(job(collate=mixed), Augmented(8)) for _ in range(2))
+    batches = [stream.batch(step).micros[0].input for step in (0, 0, 1)]
+    assert torch.equal(batches[0], batches[1]) and torch.equal(batches[2], resumed.batch(1).micros[0].input)
+
+
+@pytest.mark.parametrize("key", [np.int64, torch.tensor, str])
+def test_a_number_that_comes_again_in_a_batch_draws_others(key: Any) -> None:
+    class Keyed(Augmented):
+        def __getitem__(self, i: Any) -> Any:
+            return super().__getitem__(int(i))
+
+    def drawn_by(dp: int) -> list[list[float]]:
+        sampler: Any = [[key(i) for i in (3, 1, 3, 3)]]
+        data: Any = Keyed(8)
+        parts = [
+            Stream(job(), DataLoader(data, batch_sampler=sampler), dp=dp, index=index).batch(0) for index in range(dp)
+        ]
+        return [row for part in parts for row in part.micros[0].input.tolist()]
+
+    assert drawn_by(2) == drawn_by(1) and len({row[1] for row in drawn_by(1)}) == 4
+
+
+def test_data_that_has_drawn_nothing_for_many_batches_is_no_longer_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "WATCHED_LOADS", 2)
+    stream = Stream(job(), Numbers(8))
+    assert [stream.source.draws for step in range(3) if stream.batch(step)] == [None, False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from typing import Any
 from unittest import mock
@@ -173,6 +174,19 @@ class _Pairs(small_jobs.Samples):
     def __getitem__(self, i: int) -> Any:
         x, label = super().__getitem__(i)
         return (x, x.flip(0) + 1), label
+
+
+class Noisy(small_jobs.Samples):
+    """Random augmentation in every sample."""
+
+    def __getitem__(self, i: int) -> Any:
+        x, label = super().__getitem__(i)
+        return x + 0.1 * torch.randn(x.shape) + random.random(), label
+
+
+def run_augmented(plan: str) -> Any:
+    """On every rank: the verification of a job whose samples draw random numbers."""
+    return verify(small_jobs.make("mlp", data=lambda: Noisy("vector")), Plan.parse(plan), steps=3)
 
 
 def pair_loss(output: Any, target: torch.Tensor) -> torch.Tensor:

@@ -28,6 +28,11 @@ def test_odd_models(world: Worlds, model: type[nn.Module], plan: str) -> None:
         assert messages == set()
 
 
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=3,micro=2", "pp=2,micro=2"])
+def test_random_augmentation(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(odd_models.run_augmented, plan)[0])
+
+
 def test_dropout_is_reported(world: Worlds) -> None:
     [[result, _], _] = world(2).run(odd_models.run, odd_models.Encoder, "dp=2")
     assert result.notes == ("dropout was set to 0",)

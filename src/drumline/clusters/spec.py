@@ -99,10 +99,11 @@ class DeviceSpec:
     host_overhead: Annotated[dict[str, Seconds], BeforeValidator(_current_overheads)] = field(default_factory=dict)
     """Host time beyond the kernels, in seconds.
 
-    GPU: time to launch an operator in `forward` or `backward`, a `cast` of autocast, and the `update` of a tensor
-    (`launch` where missing); `entry` and `backward_entry`: the same, counted with views, functions and parameters;
-    `recompute`: extra time of a recomputed layer each time it runs; `selective_recompute`: extra time per operator of
-    a selectively recomputed layer; `speed_probe`: the small step that later measures how fast the host is.
+    GPU: time to launch an operator in `forward` or `backward`, a `cast` of autocast and its `cast_backward`, and the
+    norm and `update` of a tensor (`launch` where missing); `entry` and `backward_entry`: the same, counted with views,
+    functions and parameters; `recompute`: extra time of a recomputed layer each time it runs; `selective_recompute`:
+    extra time per operator of a selectively recomputed layer; `speed_probe`: the small step that later measures how
+    fast the host is.
     CPU: `update` per tensor, `operator_forward` and `operator_backward` per operator of a step.
     """
     context: Annotated[float, BeforeValidator(parse_bytes), Field(ge=0)] = 0.0

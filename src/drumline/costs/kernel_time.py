@@ -227,24 +227,30 @@ class Pricer:
             )
             return LaunchAndKernelTime(0.0, slowdown * sum(self.op_seconds(op, n) * op.count for op in ops) + around)
         launch = kernel = 0.0
+        called = False
         for op in ops:
             seconds = self._kernel_seconds(op, n)
-            if op.kind.startswith("recurrent"):  # thousands of kernels
-                launch, kernel = launch + self._recurrent_launch(op, n, seconds), kernel + op.count * seconds
+            if op.kind.startswith("recurrent"):  # thousands of kernels; layers of other sizes are of the same call
+                launch += self._recurrent_launch(op, n, seconds, first=not called)
+                kernel, called = kernel + op.count * seconds, True
             else:
                 cast = cast_overhead(op.phase, self._device) if self._beyond.casts(op) else 0.0
                 launch += op.count * (launch_overhead(op, self._device) + self._beyond.casts(op) * cast)
                 kernel += slowdown * op.count * seconds
         return LaunchAndKernelTime(launch, kernel)
 
-    def _recurrent_launch(self, op: ProfiledOp, n: float, seconds: float) -> float:
-        """Launches of equal recurrent layers, step by step; as long as their kernels where that was not measured."""
+    def _recurrent_launch(self, op: ProfiledOp, n: float, seconds: float, *, first: bool) -> float:
+        """Launches of equal recurrent layers, step by step; as long as their kernels where that was not measured.
+
+        The `first` layers of a forward have the time of the call itself.
+        """
         layer_step = self._device.host_overhead.get(op.kind)
         if layer_step is None or not op.shape:
             return op.count * seconds
         layers = float(op.count)
         if op.kind == "recurrent":  # measured with some layers, of which each has its share of the call
-            layers = (layers + RECURRENT_CALL_LAYERS) * RECURRENT_LAYERS / (RECURRENT_LAYERS + RECURRENT_CALL_LAYERS)
+            share = RECURRENT_LAYERS / (RECURRENT_LAYERS + RECURRENT_CALL_LAYERS)
+            layers = (layers + (RECURRENT_CALL_LAYERS if first else 0.0)) * share
         return layers * layer_step * op.shape[0].at(n)
 
     def memory_rate(self, kind: str, size: float, dtype: str = "", *, name: str = "") -> float:
@@ -309,7 +315,7 @@ def loop_calls(op: ProfiledOp) -> int:
 
 
 def launch_overhead(op: ProfiledOp, device: DeviceSpec) -> float:
-    """Seconds of a GPU's host to launch an operator. Autocast's casts involve no Python, so they take less.
+    """Seconds of a GPU's host to launch an operator, or a cast of autocast.
 
     That of a forward may be counted by `host_calls` instead (`HOST_CALL`), of a backward by `backward_calls`.
     """

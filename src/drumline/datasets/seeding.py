@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import random
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,10 +32,34 @@ def seeded_random(*numbers: int) -> Iterator[None]:
         random.setstate(states[1])
 
 
-def random_state() -> tuple[object, ...]:
-    """The state of these generators: another one after any draw."""
-    _, key, *rest = np.random.get_state(legacy=True)  # the key changes when all numbers of it are drawn
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), key[0], *rest
+class RandomStates:
+    """The states of the same generators at one moment."""
+
+    def __init__(self) -> None:
+        self._torch, self._python, self._numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+    def have_changed(self) -> bool:
+        """Whether a random number was drawn since."""
+        now = np.random.get_state()
+        return (
+            not torch.equal(torch.get_rng_state(), self._torch)
+            or random.getstate() != self._python
+            or any(not np.array_equal(a, b) for a, b in zip(now, self._numpy, strict=True))
+        )
+
+    def restore(self) -> None:
+        """Return to that moment."""
+        torch.set_rng_state(self._torch)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+
+def key_number(key: Any) -> int:
+    """A number for the key of a sample, which a sampler may have made of anything."""
+    try:
+        return operator.index(key)
+    except TypeError:
+        return zlib.crc32(repr(key).encode())
 
 
 def mix_seed(*numbers: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,12 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ..core.errors import JobError
 from ..core.job import Job, call_user_code
-from .seeding import mix_seed, random_state, seeded_random
+from .seeding import RandomStates, key_number, mix_seed, seeded_random
 from .source_checks import can_be_read_again, check_dataset, one_collate, refuse_loader
 
 WATCHED_LOADS = 64
-"""Batches, or parts of them, after which data that has drawn no random number is taken to draw none: to look takes
-80 us of each."""
+"""Batches, or parts of them, after which data that has drawn no random number is taken to draw none: each comparison
+takes a tenth of a millisecond or two."""
 
 
 class DataSource(ABC):
@@ -73,32 +74,36 @@ class DataSource(ABC):
         """Samples -> a batch, by the user's own function or torch's."""
         return call_user_code(self._collate or default_collate, "collating samples", samples)
 
-    def load(self, numbers: list[int], *seed: int) -> Any:
-        """The batch of these samples. What a sample draws at random depends on `seed` and its number alone.
+    def load(self, numbers: list[int], *seed: int, before: Sequence[int] = ()) -> Any:
+        """The batch of these samples. What one draws at random depends on `seed` and its number alone.
 
-        So it does not matter which samples a rank loads together: a plan trains on what one device would.
+        So it does not matter which samples a rank loads together: a plan trains on what one device would. A number that
+        comes again in a batch, also after those `before`, draws others.
         """
         samples = [] if self.draws else self.watched(lambda: [self.sample(i) for i in numbers])
-        return self.collate(self._drawn(numbers, seed) if self.draws else samples)
+        return self.collate(self._drawn(numbers, seed, before) if self.draws else samples)
 
     def watched(self, load: Callable[[], Any]) -> Any:
-        """Load something, and set `draws` if that has drawn random numbers."""
+        """Load something; if that draws random numbers, set `draws` and return to the state before."""
         if self.draws is not None:
             return load()
-        before = random_state()
+        states = RandomStates()
         loaded, self._loads = load(), self._loads + 1
-        if random_state() != before:
+        if states.have_changed():
+            states.restore()
             self.draws = True
         elif self._loads == WATCHED_LOADS:
             self.draws = False
         return loaded
 
-    def _drawn(self, numbers: list[int], seed: tuple[int, ...]) -> list[Any]:
+    def _drawn(self, numbers: list[int], seed: tuple[int, ...], before: Sequence[int]) -> list[Any]:
         """The samples, each with random numbers of its own."""
-        samples = []
+        samples, seen = [], Counter(map(key_number, before))
         for i in numbers:
-            with seeded_random(*seed, i):
+            key = key_number(i)
+            with seeded_random(*seed, key, seen[key]):
                 samples.append(self.sample(i))
+            seen[key] += 1
         return samples
 
 
@@ -135,7 +140,7 @@ class MapSource(DataSource):
         own = getattr(self._dataset, "epoch_order", None)
         return torch.randperm(self.length, generator=generator) if own is None else own(generator)
 
-    def load(self, numbers: list[int], *seed: int) -> Any:
+    def load(self, numbers: list[int], *seed: int, before: Sequence[int] = ()) -> Any:
         """The batch of these samples. Packed data that draws no random numbers reads and collates it at once."""
         collated = getattr(self._dataset, "collated", None)
         if self._collate is None and collated is not None and not self.draws:
@@ -146,7 +151,7 @@ class MapSource(DataSource):
             batch = self.watched(load) if getattr(self._dataset, "runs_user_code", False) else load()
             if not self.draws:
                 return batch
-        return super().load(numbers, *seed)
+        return super().load(numbers, *seed, before=before)
 
     @property
     def prepares(self) -> bool:
@@ -371,7 +376,7 @@ def _generators(parts: Sequence[Any]) -> list[tuple[torch.Generator, int]]:
     """The generators that a loader and its samplers hold, each with the seed that it was given."""
     generators: dict[int, torch.Generator] = {}
     for part in parts:
-        for value in vars(part).values():
+        for value in getattr(part, "__dict__", {}).values():  # a list of batches has none
             if isinstance(value, torch.Generator):
                 generators[id(value)] = value
     return [(generator, generator.initial_seed()) for generator in generators.values()]

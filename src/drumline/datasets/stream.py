@@ -81,27 +81,28 @@ class Stream:
     def batch(self, step: int) -> RankBatch:
         """This rank's slice of the batch of a step.
 
-        Random augmentation of a sample depends on seed, step and sample alone, that of a whole batch on the rank too.
+        Random augmentation of a sample depends on seed, step and sample alone. What `collate` draws depends on the rank
+        too, because it gets this rank's samples.
         """
         with seeded_random(self.job.seed, step, self.index):
             batch = self.cut(self.samples(step), step)
         if isinstance(self.source, MapSource) and self.source.prepares:
-            self.source.prepare([i for _, chosen, _ in self._slices(self.samples(step + 1)) for i in chosen])
+            self.source.prepare([i for _, _, chosen, _ in self._slices(self.samples(step + 1)) for i in chosen])
         return batch
 
     def cut(self, samples: Sequence[int], step: int) -> RankBatch:
         """Cut a list of sample numbers into micro-batches, and take this rank's slice of each."""
         micros = []
-        for part, chosen, own in self._slices(samples):
-            value, target = as_pair(self.source.load(chosen, self.job.seed, step))
+        for part, first, chosen, own in self._slices(samples):
+            value, target = as_pair(self.source.load(chosen, self.job.seed, step, before=samples[:first]))
             micros.append(RankMicroBatch(value, target, own, len(part)))
         return RankBatch(step, tuple(micros), len(samples))
 
-    def _slices(self, samples: Sequence[int]) -> Iterator[tuple[range, list[int], int]]:
-        """For each micro-batch: its places in the batch, the samples that this rank loads, and how many count."""
+    def _slices(self, samples: Sequence[int]) -> Iterator[tuple[range, int, list[int], int]]:
+        """For each micro-batch: its places in the batch, the first of this rank, its samples, and how many count."""
         for part in split_range(len(samples), self.micro):
             if part:
                 own = split_range(len(part), self.dp)[self.index]
                 chosen = own if own else range(1)
                 first = part.start + chosen.start
-                yield part, list(samples[first : first + len(chosen)]), len(own)
+                yield part, first, list(samples[first : first + len(chosen)]), len(own)

@@ -41,7 +41,7 @@ WARM, TURNS = 3, 3
 BEFORE, PROBED = 48, 3
 """Counted steps in a row: of the probe before a run, which takes most of a second, and in every turn."""
 PERSISTENCE = 0.6
-"""Share of a probed slowdown, as a logarithm, that remains in the run, if there is one probe: docs/gpu.md."""
+"""Share of a probed slowdown, as a logarithm, that remains in the run, if there is one probe: docs/log/gpu.md."""
 PLAIN, FULL, SELECTIVE, RECURRENT = "plain", "full", "selective", "recurrent"
 CELLS = 64, RECURRENT_LAYERS
 """Time steps and layers of the recurrent model."""
@@ -148,7 +148,8 @@ class HostProbe:
     def slowdown(self, measured: DeviceSpec, steps: int) -> float | None:
         """Expected host time relative to when the host was measured, after one more probe of some steps.
 
-        What all probes have in common lasts; the rest is about as large and passes. None without a reference.
+        The mean of the probes counts, the more of them the more: what a single one adds to it has passed when a step
+        runs. None without a reference.
         """
         reference = measured.host_overhead.get(SPEED_PROBE)
         if not reference:

@@ -347,6 +347,7 @@ class _EvenStream(Stream):
         for part in split_range(len(samples), self.micro):
             part = part or range(1)
             mine = split_range(len(part), self.dp)[self.index] or range(1)
-            collated = self.source.load([samples[part[i]] for i in mine], self.job.seed, step)
+            before = samples[: part[mine[0]]]
+            collated = self.source.load([samples[part[i]] for i in mine], self.job.seed, step, before=before)
             micros.append(RankMicroBatch(collated, None, len(mine), len(part)))
         return RankBatch(step, tuple(micros), len(samples))
