@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ PATIENCE = 10.0
 """Seconds that what was told to end may take to end, on a busy machine."""
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "DRUMLINE_STORE")
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the launcher sets it, and it is not a leak
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; programs under test get Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST = (
