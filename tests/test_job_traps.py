@@ -331,6 +331,19 @@ def test_a_loss_that_is_no_mean_over_samples() -> None:
     assert explain(small_jobs.make("cnn")) == ""  # BatchNorm: in evaluation samples do not affect each other
 
 
+def test_data_that_are_not_reproducible() -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    class Own:
+        def __len__(self) -> int:
+            return 16
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            return torch.randn(6, generator=generator), i % 3
+
+    assert explain(small_jobs.make("mlp", data=Own)).startswith("the data are not reproducible: ")
+
+
 def test_a_part_whose_targets_are_all_ignored() -> None:
     """Its mean is 0 / 0: the step is refused, and the message says why before it offers to skip the step."""
     ignored = [(torch.randn(6), -100 if i % 8 < 7 else 1) for i in range(16)]

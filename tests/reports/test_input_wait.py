@@ -9,7 +9,7 @@ import fake_run
 from drumline.costs.input_pipeline import InputPipeline, with_input
 from drumline.plans import Plan
 from drumline.reports import Run
-from drumline.reports.input_wait import data_share, input_sentence
+from drumline.reports.input_wait import input_sentence
 
 
 def waiting(share: float) -> Run:
@@ -18,7 +18,7 @@ def waiting(share: float) -> Run:
 
 
 def test_only_a_run_that_waited_says_so() -> None:
-    assert input_sentence(waiting(0.05)) == "" and data_share(waiting(0.05)) == 0.05
+    assert input_sentence(waiting(0.05)) == "" and waiting(0.05).data_share == 0.05
     text = input_sentence(waiting(0.4))
     assert text.startswith("Input bounds the step: 40% of the time is spent waiting for data (")
     assert "predicted" not in text and "drumline pack" in text

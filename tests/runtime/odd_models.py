@@ -189,6 +189,15 @@ def run_augmented(plan: str) -> Any:
     return verify(small_jobs.make("mlp", data=lambda: Noisy("vector")), Plan.parse(plan), steps=3)
 
 
+def run_head_only(plan: str) -> Any:
+    """On every rank: the verification of a job whose optimizer has some of the parameters; the clip counts all."""
+
+    def optimizer(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(list(parameters)[-2:], lr=0.1)
+
+    return verify(small_jobs.make("mlp", optimizer=optimizer, clip=0.1), Plan.parse(plan), steps=3)
+
+
 def pair_loss(output: Any, target: torch.Tensor) -> torch.Tensor:
     """Of the first output alone."""
     return F.cross_entropy(output[0], target)

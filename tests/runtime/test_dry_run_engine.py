@@ -268,6 +268,14 @@ def test_note_on_offloading_on_a_cpu() -> None:
     assert offloaded.ranks[0].optimizer == plain.ranks[0].optimizer
 
 
+def test_the_sampler_of_a_loader_runs_on_real_numbers() -> None:
+    job = small_jobs.make("mlp")
+    shuffled = small_jobs.make(
+        "mlp", data=lambda: torch.utils.data.DataLoader(job.data(), batch_size=job.batch_size, shuffle=True)
+    )
+    assert dry_run(shuffled, "dp=2").peak == dry_run(job, "dp=2").peak
+
+
 def test_file_form(tmp_path: Any) -> None:
     result = dry_run(small_jobs.make("mlp"), "dp=2,zero=1")
     result.save(tmp_path / "dry.json")

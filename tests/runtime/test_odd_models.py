@@ -33,6 +33,11 @@ def test_random_augmentation(world: Worlds, plan: str) -> None:
     parity.check(world(2).run(odd_models.run_augmented, plan)[0])
 
 
+@pytest.mark.parametrize("plan", ["dp=2", "dp=2,zero=1", "tp=2"])
+def test_an_optimizer_of_some_parameters(world: Worlds, plan: str) -> None:
+    parity.check(world(2).run(odd_models.run_head_only, plan)[0])
+
+
 def test_dropout_is_reported(world: Worlds) -> None:
     [[result, _], _] = world(2).run(odd_models.run, odd_models.Encoder, "dp=2")
     assert result.notes == ("dropout was set to 0",)

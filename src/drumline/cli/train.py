@@ -98,7 +98,6 @@ def check_log_options(form: str, every: int | None) -> None:
 
 def run_json(run: Run) -> dict[str, Any]:
     """The JSON document of a run."""
-    from ..reports.input_wait import data_share
 
     return {
         "run": str(run.folder),
@@ -118,7 +117,7 @@ def run_json(run: Run) -> dict[str, Any]:
         "evaluation": run.evaluation,
         "skipped": run.steps[-1].skipped if run.steps else 0,
         "notes": list(run.estimate.notes),
-        "data_share": data_share(run),
+        "data_share": run.data_share,
         "predicted_data_seconds": run.estimate.data_seconds,
         "predicted_data_wait_seconds": run.estimate.data_wait_seconds,
         "faults": list(run.faults),

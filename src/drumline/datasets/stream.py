@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from ..core.job import Job
+from ..torchkit.fake_tensors import with_real_tensors
 from .batch_form import as_pair
 from .seeding import seeded_random
 from .sources import MapSource, open_source
@@ -59,6 +60,7 @@ class Stream:
         return self._dataset
 
     @dataset.setter
+    @with_real_tensors()
     def dataset(self, dataset: Any) -> None:
         self._dataset, self.source = dataset, open_source(self.job, dataset)
 
@@ -74,6 +76,7 @@ class Stream:
         workers = self.job.workers or self.source.workers
         return workers if self.source.most_workers is None else min(workers, self.source.most_workers)
 
+    @with_real_tensors()
     def samples(self, step: int) -> list[int]:
         """The sample numbers of a step, the same on every rank and under every plan."""
         return self.source.samples(step)

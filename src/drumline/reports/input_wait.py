@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
-
 from ..core.units import format_seconds
 from ..costs.input_pipeline import BOUND
 from .run import Run
 
-_WARM = 2
-"""Steps that do not count where there are others: their data is loaded while everything starts."""
-
-
-def data_share(run: Run) -> float:
-    """The median share of a step's time that was spent waiting for data."""
-    shares = [s.data_share for s in run.steps]
-    return statistics.median(shares[_WARM:] or shares) if shares else 0.0
-
 
 def input_sentence(run: Run) -> str:
     """`Input bounds the step: ...`, if it does; else nothing."""
-    share, e = data_share(run), run.estimate
+    share, e = run.data_share, run.estimate
     if share <= BOUND:
         return ""
     wait = share / (1 - share) * run.step_seconds if share < 1 else 0.0

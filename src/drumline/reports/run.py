@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 FORMAT = 1
 """Version of the folder; a later one is refused."""
+
+WARM_STEPS = 2
+"""Steps whose wait for data does not count where there are others: it is loaded while everything starts."""
 
 HEAD = "run.json"
 """Written last: a folder without it is not a complete run."""
@@ -99,8 +103,16 @@ class Run(NotebookValue):
 
     @property
     def throughput(self) -> Throughput | None:
-        """Throughput of the median step; None if none was measured."""
-        return Throughput.of(self.profile, self.plan, self.cluster, self.step_seconds, samples=self.batch_size)
+        """Throughput of the median step with its wait for data; None if none was measured."""
+        samples = round(statistics.median(s.samples for s in self.steps)) if self.steps else self.batch_size
+        busy = max(1e-6, 1.0 - self.data_share)
+        return Throughput.of(self.profile, self.plan, self.cluster, self.step_seconds / busy, samples=samples)
+
+    @property
+    def data_share(self) -> float:
+        """The median share of a step's time that was spent waiting for data."""
+        shares = [s.data_share for s in self.steps]
+        return statistics.median(shares[WARM_STEPS:] or shares) if shares else 0.0
 
     @property
     def time_error(self) -> float | None:

@@ -92,7 +92,8 @@ class StepLog:
         rank, phase, factor = self._slowest or (None, "", None)
         stale, waited = tuple(report.get("staleness", ())), tuple(report.get("wait_seconds", ()))
         self._waits.add(report["step"], waited, seconds + data, report.get("elapsed"))
-        tflops = (f.work + f.work_per_sample * samples) / f.ranks / seconds if f.work_per_sample and seconds else None
+        whole = seconds + data
+        tflops = (f.work + f.work_per_sample * samples) / f.ranks / whole if f.work_per_sample and seconds else None
         return StepRecord(
             report["step"],
             report["loss"],
@@ -101,8 +102,8 @@ class StepLog:
             samples,
             memory_bytes=self._memory,
             memory_share=self._memory / f.memory_limit if f.memory_limit and self._memory else None,
-            samples_per_second=samples / seconds / f.ranks if seconds else 0.0,
-            tokens_per_second=tokens / seconds / f.ranks if tokens and seconds else None,
+            samples_per_second=samples / whole / f.ranks if seconds else 0.0,
+            tokens_per_second=tokens / whole / f.ranks if tokens and seconds else None,
             tflops=tflops / 1e12 if tflops else None,
             mfu=tflops / f.peak if tflops and f.peak else None,
             predicted_seconds=self.predicted,
@@ -166,8 +167,8 @@ def step_fields(r: StepRecord, steps: int) -> list[str]:
 
 
 def _rates_of_all_ranks(r: StepRecord) -> list[str]:
-    """Tokens and samples per second; the record has them per device."""
-    samples = r.samples / r.seconds if r.seconds else 0.0
+    """Tokens and samples per second, with the wait for data; the record has them per device."""
+    samples = r.samples / r.seconds * (1 - r.data_share) if r.seconds else 0.0
     words = [f"{samples:.{0 if samples >= 10 else 2}f} samples/s"]
     if r.tokens_per_second is not None and r.samples_per_second:
         tokens = r.tokens_per_second * samples / r.samples_per_second

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ...core.errors import DrumlineError
 from ...core.job import Job
 from ...datasets.sources import load_data
 from ...datasets.stream import RankMicroBatch, Stream
+from ...torchkit.pytree import tree_flatten
 from ...tracing.fake import call_model
 from ..numerics.precision import to_device
 from ..state.weights import seeded_model
@@ -33,6 +36,14 @@ def _explained(job: Job) -> str:
     samples = stream.samples(0)
     n = len(samples)
 
+    first_time, again = (stream.cut(samples, 0).micros[0] for _ in range(2))
+    if not _equal((first_time.input, first_time.target), (again.input, again.target)):
+        return (
+            "the data are not reproducible: the first batch is another one when it is loaded again. Draw random "
+            "numbers where samples are made, from torch, numpy.random or random, which are seeded for every sample: "
+            "not in collate, and not from a generator of your own"
+        )
+
     def loss_of(part: list[int]) -> float | None:
         micro: RankMicroBatch = stream.cut(part, 0).micros[0]
         value, target = (to_device(v, torch.device("cpu"), torch.float64) for v in (micro.input, micro.target))
@@ -50,6 +61,14 @@ def _explained(job: Job) -> str:
         if not abs(whole - mean) <= 1e-9 * max(1.0, abs(whole)):
             return _text(job, n, whole, mean, k)
     return ""
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two batches are the same."""
+    return all(
+        torch.equal(x, y) if isinstance(x, torch.Tensor) and isinstance(y, torch.Tensor) else x == y
+        for x, y in zip(tree_flatten(a)[0], tree_flatten(b)[0], strict=True)
+    )
 
 
 def _text(job: Job, n: int, whole: float, mean: float, k: int) -> str:

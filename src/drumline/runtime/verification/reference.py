@@ -76,6 +76,6 @@ def run_reference(
         optimizer.step()
         if schedule is not None and not waits_for_metric(schedule):
             schedule.step()
-        optimizer.zero_grad()
+        model.zero_grad()  # also of parameters that the optimizer does not have
         losses.append(loss_sum / weight_sum)
     return losses, model

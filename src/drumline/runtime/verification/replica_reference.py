@@ -53,11 +53,11 @@ class ReferenceReplica:
         if weight_sum:
             self._prepare_gradients(weight_sum)
         else:
-            self.optimizer.zero_grad(set_to_none=True)
+            self.model.zero_grad()
         self.optimizer.step()
         if self.schedule is not None and not waits_for_metric(self.schedule):
             self.schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad()
         return loss_sum, weight_sum
 
     def _loss(self, given: Any, wanted: Any, samples: int) -> tuple[torch.Tensor, float]:
