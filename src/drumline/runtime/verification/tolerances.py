@@ -26,10 +26,10 @@ SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03, "t
 """The fraction of the largest tensor below which a tensor counts as zero. bfloat16 has three digits: the gradient of a
 conv bias before a BatchNorm, which is truly zero, comes out at about 1e-4 of the largest."""
 
-ROUNDINGS = 4.0
-"""Allowed error of a plan's run, as a multiple of one device's own rounding error. The plan has rounding of its own, of
-which gradients that are truly zero (a bias before a BatchNorm) consist. Twice the error was too little for small
-convolutional nets under `tp` and `pp`, by some percent. Faults of the arithmetic show in float64."""
+ROUNDINGS, FLOAT32_ROUNDINGS = 2.0, 4.0
+"""Allowed error of a plan's run, as a multiple of one device's own rounding error. In float32 that is small, and gradients
+that are truly zero (a bias before a BatchNorm) consist of it: twice the error was too little for small convolutional nets
+under `tp` and `pp`, by some percent. Faults of the arithmetic show in float64."""
 
 ZERO_GRADIENT = 1e-4
 """Weight of a parameter's difference where its gradient is exactly zero on one device. The plan's may be rounding, of
@@ -100,7 +100,8 @@ def bounds_of(computed: str, plan: Plan, rounding: Mapping[str, float]) -> dict[
     if computed == "float64":
         return dict.fromkeys(("losses", "gradients", "last gradients", "parameters"), bound)
     own = {part: rounding.get(part, 0.0) for part in ("losses", "gradients")}
-    return {part: max(bound, min(ROUNDINGS * e, MAX_BOUND) if math.isfinite(e) else 0.0) for part, e in own.items()}
+    times = FLOAT32_ROUNDINGS if computed == "float32" else ROUNDINGS
+    return {part: max(bound, min(times * e, MAX_BOUND) if math.isfinite(e) else 0.0) for part, e in own.items()}
 
 
 def rounded(exact: float, computed: str) -> float:
