@@ -27,9 +27,9 @@ SHARES = {"float64": 1e-3, "float32": 1e-3, "bfloat16": 0.1, "float16": 0.03, "t
 conv bias before a BatchNorm, which is truly zero, comes out at about 1e-4 of the largest."""
 
 ROUNDINGS, FLOAT32_ROUNDINGS = 2.0, 4.0
-"""Allowed error of a plan's run, as a multiple of one device's own rounding error. In float32 that is small, and gradients
-that are truly zero (a bias before a BatchNorm) consist of it: twice the error was too little for small convolutional nets
-under `tp` and `pp`, by some percent. Faults of the arithmetic show in float64."""
+"""Allowed error of a plan's run, as a multiple of one device's own rounding error. In float32 that is small, and
+gradients that are truly zero (a bias before a BatchNorm) consist of it: twice the error was too little for some
+convolutional nets under `tp` and `pp`, by some percent. Faults of the arithmetic show in float64."""
 
 ZERO_GRADIENT = 1e-4
 """Weight of a parameter's difference where its gradient is exactly zero on one device. The plan's may be rounding, of
